@@ -7,6 +7,8 @@ needs neither numpy nor torch.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from crossfade.not_here import error_of, watch_imports
@@ -67,6 +69,9 @@ if TYPE_CHECKING:
     from crossfade.schedule.cost import Workload as Workload
     from crossfade.types import Transport as Transport
 
+    compiled: bool
+    """Whether the hot modules are C extensions, made of the same Python source (``CROSSFADE_COMPILE=1``)."""
+
 _ROOMS = {
     "crossfade.api.calibrate": "calibrate",
     "crossfade.api": (
@@ -103,8 +108,16 @@ def __getattr__(name: str) -> Any:
         return value
     if name in _FACADES:
         return import_module(f"crossfade.{name}")
+    if name == "compiled":
+        value = globals()[name] = _is_compiled()
+        return value
     raise error_of("crossfade", name)
 
 
+def _is_compiled() -> bool:
+    spec = find_spec("crossfade.channels.shm_ring")  # one of the modules in setup.py: all of them are compiled, or none
+    return spec is not None and str(spec.origin).endswith(tuple(EXTENSION_SUFFIXES))
+
+
 def __dir__() -> list[str]:
-    return [*__all__, *_FACADES, "__version__"]
+    return [*__all__, *_FACADES, "__version__", "compiled"]

@@ -28,12 +28,14 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 __all__ = [
     "Held",
+    "breathe",
     "brief",
     "came_while_waiting",
     "checkpoint",
     "interruptible",
     "longest_sleep",
     "on_interrupt",
+    "passed_through",
     "passed_through_others",
     "pause",
     "raise_held",
@@ -65,6 +67,10 @@ def _mark(function: _F, marked: set[CodeType]) -> _F:
     return function
 
 
+def _is_compiled(function: Callable[..., Any]) -> bool:
+    return not hasattr(function, "__code__")
+
+
 class Held:
     """The state of the interrupt that is held back."""
 
@@ -88,13 +94,16 @@ def uninterrupted(function: Callable[_P, _T]) -> Callable[_P, _T]:
             if Held.is_pending:
                 raise_held()
 
-    _mark(function, _whole)
+    _mark(until_done, _whole)  # the one code of all such wrappers: what they call may be compiled, and have no frame
     return until_done
 
 
 def brief(function: _F) -> _F:
-    """Marks a short function such as a destructor: an interrupt is sent again after it. (An error raised inside would be lost.)"""
-    return _mark(function, _brief)
+    """Marks a short function such as a destructor: an interrupt is sent again after it. (An error raised inside would be lost.)
+
+    A compiled one, which must call no Python code, needs no mark: no handler runs in it.
+    """
+    return function if _is_compiled(function) else _mark(function, _brief)
 
 
 def interruptible(function: _F) -> _F:
@@ -121,6 +130,10 @@ def longest_sleep(timeout_s: float | None) -> float | None:
         return timeout_s
     checkpoint()
     return _DEAF_S if timeout_s is None else min(timeout_s, _DEAF_S)
+
+
+def breathe() -> None:
+    """Lets handlers of signals and other threads run, as Python does between two steps: a loop that is compiled does not."""
 
 
 def raise_held() -> None:
@@ -159,6 +172,11 @@ def passed_through_others(error: BaseException) -> bool:
     """Whether an error came through code that is neither ours nor Python's own. Its type does not tell: handlers raise ours."""
     modules = (str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__))
     return any(module.partition(".")[0] not in _OWN_PACKAGES for module in modules)
+
+
+def passed_through(error: BaseException, module: str) -> bool:
+    """Whether an error came through code of a module, or out of what that called."""
+    return any(frame.f_globals.get("__name__") == module for frame, _ in walk_tb(error.__traceback__))
 
 
 def _is_marked(frame: FrameType | None, marked: set[CodeType]) -> bool:

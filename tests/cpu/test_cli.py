@@ -13,6 +13,7 @@ import pytest
 
 import crossfade
 from crossfade.plan.parse import parse_plan
+from tests.helpers.builds import BUILD
 from tests.helpers.command_line import LIMIT_S, crossfade_command, environment
 from tests.helpers.programs import python
 from tests.helpers.two_at_a_time import Ran, two_at_a_time
@@ -107,7 +108,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_version(tmp_path: Path) -> None:
     done = crossfade_command("--version", folder=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"crossfade {crossfade.__version__}\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"crossfade {crossfade.__version__} ({BUILD})\n", "")
 
 
 @pytest.mark.parametrize("target", ["graphs:chain", "graphs:parts"])

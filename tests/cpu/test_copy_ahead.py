@@ -13,6 +13,7 @@ from crossfade.channels.protocol import EMPTY  # noqa: E402
 from crossfade.channels.ring_layout import REPLACED  # noqa: E402
 from crossfade.edges import by_copies_in  # noqa: E402
 from crossfade.errors import ChannelBroken, ChannelError, DeviceError, Failure  # noqa: E402
+from tests.helpers.builds import interpreted_only  # noqa: E402
 from tests.helpers.copy_pair import lose, open_copy_ends, settle  # noqa: E402
 
 open_copy: Any = open_copy_ends
@@ -209,6 +210,7 @@ def test_the_stream_that_is_current_when_a_value_is_given_out_waits_for_it(
     assert value.tolist() == [0, 1, 2, 3, 4]
 
 
+@interpreted_only("it replaces a method of a compiled class")
 def test_a_record_that_is_half_replaced_is_looked_at_again(pair: tuple[Any, list[Any]]) -> None:
     writer, readers = pair
     replace, seen = writer.ring.replace, []
@@ -231,6 +233,7 @@ def test_a_record_that_is_half_replaced_is_looked_at_again(pair: tuple[Any, list
         raise failure.to_error()
 
 
+@interpreted_only("it replaces a method of a compiled class")
 def test_a_record_that_nobody_can_read_ends_the_channel(pair: tuple[Any, list[Any]]) -> None:
     """Else the next tensor would take this one's word that its copies are enqueued."""
     writer, readers = pair

@@ -30,9 +30,11 @@ from crossfade.edges import reader as edge_reader  # noqa: E402
 from crossfade.edges import writer as edge_writer  # noqa: E402
 from crossfade.errors import ChannelError, DeviceError, Failure  # noqa: E402
 from crossfade.host.doorbell import Bell, Doorbell  # noqa: E402
+from tests.helpers.builds import interpreted_only  # noqa: E402
 from tests.helpers.copy_pair import lose, open_copy_ends  # noqa: E402
 from tests.helpers.interleaved import Killed, RungBell, Stage, Task  # noqa: E402
 
+pytestmark = interpreted_only("its threads take turns between two lines of Python")
 open_copy: Any = open_copy_ends
 MODULES = (by_copies, by_copies_in, device_lane, shm_ring, shm_reader, edge_reader, edge_writer, ring_sender)
 MASK, HALF = 0xFFFF_FFFF, 0x8000_0000

@@ -18,6 +18,7 @@ from crossfade.device.host_driver import HostDriver, SharedRange  # noqa: E402
 from crossfade.device.ledger import Ledger  # noqa: E402
 from crossfade.errors import DeviceError, TaskError  # noqa: E402
 from crossfade.host.memory import Memory  # noqa: E402
+from tests.helpers.builds import interpreted_only  # noqa: E402
 from tests.helpers.calm import calm_s  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("torn_down")
@@ -116,6 +117,7 @@ def total(actors: list[Any], how: str) -> Any:
         return crossfade.MultiOutputNode(sums)
 
 
+@interpreted_only("it replaces a method of a compiled class")
 @pytest.mark.parametrize("num_short", [1, 2])
 @pytest.mark.parametrize("how", ["copy", "gloo"])
 def test_groups_of_collectives_end_and_nobody_waits_for_it(how: str, num_short: int) -> None:
@@ -140,6 +142,7 @@ def test_groups_of_collectives_end_and_nobody_waits_for_it(how: str, num_short: 
     assert [each.tolist() for each in crossfade.get(graph.execute(3), timeout=30)] == [[6] * 4] * 2
 
 
+@interpreted_only("it replaces a method of a compiled class")
 def test_memory_that_was_pinned_is_given_up() -> None:
     actor = crossfade.remote(Short).options(num_gpus=1).remote()
 

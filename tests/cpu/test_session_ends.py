@@ -15,6 +15,7 @@ import pytest
 import crossfade
 from crossfade.api import session as sessions
 from crossfade.runtime.record import Recorder
+from tests.helpers.builds import interpreted_only
 from tests.helpers.handlers import Remote
 from tests.helpers.session_ends import USES, end_in_the_middle, num_held
 
@@ -101,6 +102,7 @@ def behind(act: Callable[..., Any], then: Callable[[], None], num: int = 1) -> C
     return acting
 
 
+@interpreted_only("it replaces a method of a compiled class")
 def test_a_session_that_a_handler_ends_while_an_actor_starts_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     start, before = threading.Thread.start, children()
     for num in (1, 2):

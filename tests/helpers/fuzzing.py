@@ -243,7 +243,7 @@ def _known_pickles() -> frozenset[bytes]:
         if isinstance(prepared, bytes):
             known.add(prepared)
         else:
-            known.add(bytes(split(memoryview(bytearray(prepared.to_bytes()))).pickle))
+            known.add(bytes(split(memoryview(bytearray(prepared.to_bytes())))[2]))
     return frozenset(known)
 
 

@@ -7,6 +7,9 @@ from typing import Any
 
 from crossfade.engines.actor import Actor
 from crossfade.errors import ChannelBroken
+from tests.helpers.builds import interpreted_only
+
+pytestmark = interpreted_only("an actor without its process is made of parts")
 
 
 class Stands:

@@ -318,7 +318,7 @@ def _open(
     opened = session.engine.open(plan, calls, record=chosen.record, debug=chosen.debug)
     graph = kind(session, checked, plan, opened, chosen)
     session.graphs.add(graph)
-    session.executions.add(graph._executions)
+    session.keepers.add(graph._keeper)
     if session.is_over:  # another thread has ended it meanwhile, and may not have seen this graph
         graph._executions.abandon()
     return graph

@@ -62,8 +62,9 @@ def dump(file: TextIO | None = None, *, stacks: bool = True) -> str:
 
 def _lines(session: Session, stacks: bool) -> Iterator[str]:
     state = session.engine.look(_LOOK_S)
+    open_graphs = [keeper.executions for keeper in session.keepers]
     graphs = sorted(
-        (each for each in session.executions if isinstance(each, Executions) and _matters(each, state)),
+        (each for each in open_graphs if isinstance(each, Executions) and _matters(each, state)),
         key=lambda graph: graph.opened.number,
     )
     yield f"crossfade: {_count(state.actors, 'actor')}, {_count(graphs, 'graph')}, driver pid {os.getpid()}"

@@ -10,8 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from threading import get_ident
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from crossfade.api.accepted import deadline_of, left_of
 from crossfade.api.execution import Execution
@@ -28,10 +27,12 @@ from crossfade.errors import (
     GraphClosed,
     SessionError,
 )
-from crossfade.interrupted import Held, passed_through_others, raise_held, uninterrupted, whole
+from crossfade.interrupted import passed_through_others, uninterrupted
 from crossfade.plan.plan import Plan
 
 __all__ = ["Executions"]
+
+get_ident: Final = threading.get_ident
 
 
 class Executions:
@@ -46,6 +47,7 @@ class Executions:
         self.session = session
         self.plan = plan
         self.opened = opened
+        self._try_submit, self._try_take, self._wait = opened.try_submit, opened.try_take, opened.wait_to_collect
         self.watchers = Watchers(opened.nudge)
         self.is_quick = True
         self.inflight: deque[Execution] = deque()
@@ -114,7 +116,7 @@ class Executions:
             self._refuse("the graph cannot be executed")
         try:
             self.inflight.append(execution)  # before its results can come
-            if self.opened.try_submit(values):
+            if self._try_submit(values):
                 self.num_submitted = execution.number + 1
                 return True
             self.inflight.pop()
@@ -212,8 +214,7 @@ class Executions:
                 if looks_first and values[place] is EMPTY:
                     self._collect_next()
                 if values[place] is EMPTY:
-                    has_come = partial(self._has_come, values, place, is_enough)
-                    self.opened.wait_to_collect(has_come, place, left_of(deadline))
+                    self._wait_to_collect(values, place, deadline, is_enough)
             finally:
                 self._collector = 0
                 self._collecting.release()
@@ -226,12 +227,18 @@ class Executions:
             raise GetTimeoutError(text, hint="get the same reference again")
         return value
 
-    def _has_come(self, values: Sequence[Any], place: int, is_enough: Callable[[], bool] | None) -> bool:
-        """Takes results in until the output has arrived, or until that is enough. False if more have to arrive first."""
-        while values[place] is EMPTY and not (is_enough and is_enough()):
-            if not self._collect_next():
-                return False
-        return True
+    def _wait_to_collect(
+        self, values: list[Any], place: int, deadline: float | None, is_enough: Callable[[], bool] | None
+    ) -> None:
+        """Takes results in until the output has arrived, or until that is enough, or the time is up."""
+
+        def has_come() -> bool:
+            while values[place] is EMPTY and not (is_enough is not None and is_enough()):
+                if not self._collect_next():
+                    return False
+            return True
+
+        self._wait(has_come, place, None if deadline is None else left_of(deadline))
 
     def _await_turn(self, is_enough: Callable[[], bool], deadline: float | None) -> bool:
         """Waits while another thread collects. True with the lock taken; False if that is not needed or the time is up."""
@@ -253,31 +260,26 @@ class Executions:
             self._idle.discard(me)
         return has_turn
 
-    @whole
     def is_over(self, execution: Execution, place: int) -> bool:
         """Whether a get of this output would return without waiting. Takes results in, unless another thread is doing so."""
-        try:
-            me = get_ident()
-            if me == self._submitter or me == self._collector or me in self._idle:
-                self._refuse_reentry()
-            if self._collecting.acquire(False) or self.watchers.try_lock(self._collecting):
-                try:
-                    self._collector = me
-                    while execution.values[place] is EMPTY:
-                        if not self._collect_next():
-                            self.opened.check()
-                            break
-                except Exception:
-                    return True  # get will say it
-                finally:
-                    self._collector = 0
-                    self._collecting.release()
-                    if self.watchers.is_missed:
-                        self.watchers.notify_missed()
-            return execution.values[place] is not EMPTY or bool(self.ended)
-        finally:
-            if Held.is_pending:
-                raise_held()
+        me = get_ident()
+        if me == self._submitter or me == self._collector or me in self._idle:
+            self._refuse_reentry()
+        if self._collecting.acquire(False) or self.watchers.try_lock(self._collecting):
+            try:
+                self._collector = me
+                while execution.values[place] is EMPTY:
+                    if not self._collect_next():
+                        self.opened.check()
+                        break
+            except Exception:
+                return True  # get will say it
+            finally:
+                self._collector = 0
+                self._collecting.release()
+                if self.watchers.is_missed:
+                    self.watchers.notify_missed()
+        return execution.values[place] is not EMPTY or bool(self.ended)
 
     @uninterrupted
     def take_in(self, num_own: int = 0) -> None:
@@ -303,7 +305,7 @@ class Executions:
             self._refuse("there is no result")
         try:
             if self._has_one_output:
-                value = self.opened.try_take()
+                value = self._try_take()
                 if value is EMPTY:
                     return False
                 self.inflight.popleft().values[0] = value
@@ -350,7 +352,8 @@ class Executions:
             raise reason from None
 
     def _refuse_reentry(self) -> None:
-        if get_ident() in (self._submitter, self._collector, *self._idle):
+        me = get_ident()
+        if me == self._submitter or me == self._collector or me in self._idle:
             raise SessionError(
                 "the graph cannot be used in the middle of its own call",
                 hint="a signal's handler or a destructor came in between: let it set a flag and act after the call, or use another "
@@ -396,5 +399,5 @@ class Executions:
         self._make_locks()
 
 
-def _is_here(values: Sequence[Any], place: int, is_enough: Callable[[], bool] | None) -> bool:
+def _is_here(values: list[Any], place: int, is_enough: Callable[[], bool] | None) -> bool:
     return values[place] is not EMPTY or bool(is_enough and is_enough())

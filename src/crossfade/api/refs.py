@@ -138,15 +138,15 @@ class StoredRef(Ref):
 class Keeper:
     """Keeps a plan open: the graph and all references without a value hold it, and the plan is closed once all have dropped it."""
 
-    __slots__ = ("_executions",)
+    __slots__ = ("__weakref__", "executions")
 
     def __init__(self, executions: Executions) -> None:
-        self._executions = executions
+        self.executions = executions
 
     @brief
     def __del__(self) -> None:
         # The garbage collector may call this at any point, so it only takes a note.
-        executions = self._executions
+        executions = self.executions
         if not executions.ended:
             executions.end("the graph was dropped")
             executions.session.orphans.append(executions.opened)
@@ -212,8 +212,13 @@ class CompiledRef(Ref):
         """Whether `get` has returned the value or raised the error."""
         return self._keeper is None
 
+    @whole
     def is_ready(self) -> bool:
-        return self._execution.has(self._index) or self._executions.is_over(self._execution, self._index)
+        try:
+            return self._execution.has(self._index) or self._executions.is_over(self._execution, self._index)
+        finally:
+            if Held.is_pending:
+                raise_held()
 
     def __repr__(self) -> str:
         return f"CompiledRef(execution {self._execution.number}, output {self._index})"

@@ -38,13 +38,21 @@ _OPTIONS = ("engine", "spin_us", "num_cpus", "num_gpus", "resources", "log_to_dr
 
 
 class EndsWithSession(Protocol):
-    """The executions of a graph, as the session holds them."""
+    """The executions of a graph, as the session uses them."""
 
     def abandon(self) -> None:
         """The session ends."""
 
     def disown(self) -> None:
         """This process was forked: the graph is its parent's."""
+
+
+class KeepsExecutions(Protocol):
+    """What lives as long as a graph, or a reference to a result of it that is still to come."""
+
+    @property
+    def executions(self) -> EndsWithSession:
+        """The graph's."""
 
 
 class Watch(Protocol):
@@ -63,8 +71,8 @@ class Session:
         self.engine = engine
         self.is_over = False
         self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()
-        # theirs, and those of dropped graphs of which there are references.
-        self.executions: weakref.WeakSet[EndsWithSession] = weakref.WeakSet()
+        # of these graphs, and of dropped ones whose results are still to come.
+        self.keepers: weakref.WeakSet[KeepsExecutions] = weakref.WeakSet()
         # open plans whose graph, and the references to its results, were dropped without a teardown.
         self.orphans: deque[OpenPlan] = deque()
         self.actors: dict[str, ActorInfo] = {}  # what is known of each actor, the dead ones included, by id
@@ -143,8 +151,8 @@ class Session:
         self.is_over = True
         watches: list[Watch] = []
         try:
-            for executions in self._all_executions():
-                executions.abandon()
+            for keeper in self._all_keepers():
+                keeper.executions.abandon()
             with self.watches_lock:
                 watches = list(self.watches.values())
             self.engine.close()
@@ -152,10 +160,10 @@ class Session:
             for watch in watches:  # now that everything has its end, so that no task keeps waiting for it
                 watch.end()
 
-    def _all_executions(self) -> list[EndsWithSession]:
+    def _all_keepers(self) -> list[KeepsExecutions]:
         while True:
             try:
-                return list(self.executions)
+                return list(self.keepers)
             except RuntimeError:  # another thread has compiled a graph in the middle of this
                 continue
 
@@ -316,8 +324,8 @@ def _disown() -> None:
     _Holder.lock = threading.RLock()
     if session is not None:
         _Holder.parents |= {session.id}
-        for executions in list(session.executions):
-            executions.disown()
+        for keeper in list(session.keepers):
+            keeper.executions.disown()
         session.engine.disown()
 
 

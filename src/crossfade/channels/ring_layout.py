@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from crossfade.host.memory import address_of, align
 from crossfade.host.semaphore import SEMAPHORE_BYTES, init_semaphore
 
 __all__ = [
-    "BYTES", "HEAD_BYTES", "INLINE_BYTES", "MESSAGE", "PICKLE", "RECORD_BYTES", "REPLACED", "SLOT_BYTES", "SLOT_MESSAGE",
-    "TENSOR", "TENSOR_AHEAD", "RingBlock", "RingLayout", "format_ring",
+    "BYTES", "HEAD_BYTES", "INLINE_BYTES", "MESSAGE", "PICKLE", "RECORD_BYTES", "REPLACED", "SIMPLE",
+    "SLOT_BYTES", "SLOT_MESSAGE", "TENSOR", "TENSOR_AHEAD", "RingBlock", "RingLayout", "format_ring",
 ]  # fmt: skip
 
-RECORD_BYTES = 1024
-INLINE_BYTES = RECORD_BYTES - 8
-HEAD_BYTES = 64  # the flags
+RECORD_BYTES: Final = 1024
+INLINE_BYTES: Final = 1016  # behind the record's first word
+HEAD_BYTES: Final = 64  # the flags
 
-PICKLE, BYTES, MESSAGE, SLOT_BYTES, SLOT_MESSAGE, TENSOR, TENSOR_AHEAD, REPLACED = range(1, 9)
-"""What a record holds; it starts with the word (size << 8 | kind).
+# What a record holds. (Each a constant of its own, so that compiled code has the number.)
+PICKLE: Final = 1
+BYTES: Final = 2
+MESSAGE: Final = 3
+SLOT_BYTES: Final = 4
+SLOT_MESSAGE: Final = 5
+TENSOR: Final = 6
+TENSOR_AHEAD: Final = 7
+REPLACED: Final = 8
+SIMPLE: Final = 9
+"""A record starts with the word (size << 8 | kind).
 
 - ``SLOT_BYTES``, ``SLOT_MESSAGE``: bytes, or a message, in a slot. Three more words are its number, offset in the heap, capacity.
 - ``TENSOR``: a tensor by itself (`crossfade.edges.by_copies`). ``TENSOR_AHEAD``: the same, published before its copies are
   enqueued; a semaphore tells when they are, and the reader then looks at the record once more.
+- ``SIMPLE``: a number, a short text, True, False or None, as `marshal` writes it: in half of pickle's time.
 - ``REPLACED``: an error is being written into a record that readers may have seen. They look again.
 """
 

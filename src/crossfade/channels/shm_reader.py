@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import marshal
 import pickle
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from crossfade.channels.protocol import EMPTY, ChannelStatistics
 from crossfade.channels.ring_layout import (
@@ -13,6 +14,7 @@ from crossfade.channels.ring_layout import (
     MESSAGE,
     PICKLE,
     RECORD_BYTES,
+    SIMPLE,
     SLOT_BYTES,
     SLOT_MESSAGE,
     RingBlock,
@@ -26,6 +28,10 @@ from crossfade.host.memory import Memory
 from crossfade.host.semaphore import FENCE_AFTER_POST, open_semaphore
 
 __all__ = ["Decode", "ReadRecord", "ShmReader"]
+
+
+_loads: Final = pickle.loads
+_simple: Final = marshal.loads
 
 
 class Decode(Protocol):
@@ -92,10 +98,12 @@ class ShmReader(RingEnd):
         word = self.words[at >> 3]
         kind, size = word & 255, word >> 8
         try:
-            if kind == PICKLE:
-                value = pickle.loads(self.board[at + 8 : at + 8 + min(size, INLINE_BYTES)])
+            if kind == SIMPLE:
+                value = _simple(self.board[at + 8 : at + 8 + min(size, INLINE_BYTES)])
             elif kind == BYTES:
                 value = self.board[at + 8 : at + 8 + min(size, INLINE_BYTES)]
+            elif kind == PICKLE:
+                value = _loads(self.board[at + 8 : at + 8 + min(size, INLINE_BYTES)])
             elif kind > SLOT_MESSAGE and self.read_record is not None:
                 value = self.read_record(self, at, kind, size)
             else:

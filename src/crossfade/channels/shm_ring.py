@@ -25,9 +25,9 @@ that makes values of messages (``decode``), and one for the records that only th
 
 from __future__ import annotations
 
-import pickle
+import marshal
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from crossfade.channels.protocol import ChannelStatistics
 from crossfade.channels.ring_layout import (
@@ -38,12 +38,13 @@ from crossfade.channels.ring_layout import (
     PICKLE,
     RECORD_BYTES,
     REPLACED,
+    SIMPLE,
     SLOT_BYTES,
     SLOT_MESSAGE,
     RingBlock,
 )
 from crossfade.channels.slots import WriterSlots
-from crossfade.channels.values.codec import PLAIN_TYPES, prepare
+from crossfade.channels.values.codec import prepare
 from crossfade.channels.values.layout import Encoded, Pickled, encode
 from crossfade.errors import ChannelBroken, ChannelClosed, CrossfadeError
 from crossfade.host.doorbell import Bell
@@ -52,7 +53,10 @@ from crossfade.host.semaphore import FENCE_AFTER_POST, full_fence, open_semaphor
 
 __all__ = ["READER_GONE", "WANTED", "WRITER_GONE", "CheckedWriter", "Post", "RingEnd", "ShmWriter", "silent"]
 
-WRITER_GONE, READER_GONE, WANTED = 0, 1, 2  # bytes at the start of the block; each is set by one side only
+# Bytes at the start of the block; each is set by one side only.
+WRITER_GONE: Final = 0
+READER_GONE: Final = 1
+WANTED: Final = 2
 
 
 class RingEnd:
@@ -101,6 +105,9 @@ class RingEnd:
         for bell in bells:
             bell.ring()
 
+
+_dumps: Final = marshal.dumps
+_SIMPLE_TYPES: Final = frozenset({int, float, bool, complex, str, type(None)})
 
 Post: TypeAlias = tuple[Callable[[], Any], Sequence[int] | memoryview, Callable[[], None]]  # see `ShmWriter.posts`
 
@@ -152,8 +159,8 @@ class ShmWriter(RingEnd):
         type_ = type(value)
         if type_ is bytes:
             data, kind = value, BYTES  # type: ignore[assignment]
-        elif type_ in PLAIN_TYPES:  # as `prepare` would, with a call less
-            data, kind = pickle.dumps(value, 5), PICKLE
+        elif type_ in _SIMPLE_TYPES and (type_ is not str or len(value) <= INLINE_BYTES):  # type: ignore[arg-type]
+            data, kind = _dumps(value, 4), SIMPLE  # type: ignore[arg-type]
         else:
             data, kind = prepare(value), PICKLE
         if type(data) is bytes and (size := len(data)) <= INLINE_BYTES:
@@ -162,6 +169,8 @@ class ShmWriter(RingEnd):
             self.words[self.at >> 3] = size << 8 | kind
         elif kind == BYTES and isinstance(data, bytes):
             self.stage_in_slot(Encoded(data, (), len(data)), SLOT_BYTES)
+        elif kind == SIMPLE:  # a number of over 2,000 digits, or a text that is longer than it has characters
+            self.stage(prepare(value))
         else:
             self.stage(data)
         self.publish()
@@ -301,8 +310,17 @@ class CheckedWriter(ShmWriter):
     ``distrust`` says why values cannot be trusted, if so; it must not wait.
     """
 
-    def __init__(self, *args: Any, distrust: Callable[[], CrossfadeError | None], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        name: str,
+        block: RingBlock,
+        heap: Heap,
+        bells: Sequence[Bell],
+        *,
+        distrust: Callable[[], CrossfadeError | None],
+        buffer_bytes: int = 0,
+    ) -> None:
+        super().__init__(name, block, heap, bells, buffer_bytes=buffer_bytes)
         self._distrust = distrust
 
     def try_write(self, value: object) -> bool:

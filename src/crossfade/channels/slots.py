@@ -8,8 +8,9 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from crossfade.channels.ring_layout import RingLayout
 from crossfade.errors import ChannelError
@@ -105,7 +106,8 @@ class WriterSlots:
         self._heap.discard(old_offset, old_capacity)
 
 
-class Mapped(NamedTuple):
+@dataclass(slots=True)
+class Mapped:
     """A slot as it is mapped now."""
 
     offset: int  # in the heap, in bytes
@@ -153,7 +155,6 @@ class ReaderSlots:
         """Releases the memory on which there are no views (it is part of a cycle of references, which is broken here)."""
         self._mapped = {}
 
-    @brief
     def _died(self, slot: int, _: object) -> None:
         # First out of the books, then free: the writer may fill it, and we may read it again, from then on.
         del self._kept[slot]
@@ -184,3 +185,6 @@ class ReaderSlots:
 
     def _map_piece(self, offset: int, capacity: int) -> mmap.mmap | memoryview:
         return self._memory.map(capacity, offset, populate=True)
+
+
+brief(ReaderSlots._died)

@@ -93,7 +93,8 @@ def _failed(error: Exception | str, code: int) -> typer.Exit:
 
 def _show_version(is_asked: bool) -> None:
     if is_asked:
-        print(f"crossfade {crossfade.__version__}")
+        build = "compiled" if crossfade.compiled else "pure Python"
+        print(f"crossfade {crossfade.__version__} ({build})")
         raise typer.Exit
 
 

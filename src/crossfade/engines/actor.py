@@ -8,7 +8,7 @@ import pickle
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from crossfade.channels.values.codec import dump_in_band
 from crossfade.channels.wires import Wires
@@ -28,6 +28,7 @@ from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.limits import with_reserve
 from crossfade.host.memory import Memory
 from crossfade.host.sockets import Connection
+from crossfade.interrupted import breathe
 from crossfade.plan.actions import Verb
 from crossfade.runtime.cursor import idle_of
 from crossfade.runtime.run import returns
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Actor"]
 
-_SERVE_S = 0.001  # how often to look after devices while something is to be done that no doorbell tells of
+_SERVE_S: Final = 0.001  # how often to look after devices while something is to be done that no doorbell tells of
 
-_ALL_TURNS = 32
+_ALL_TURNS: Final = 32
 """In every so many turns all parts are looked at, also those that seem to have nothing to do: their channels may have ended."""
 
 
@@ -73,20 +74,21 @@ class Actor:
 
     def serve(self) -> None:
         """Runs until told to stop or until the driver is gone."""
-        wait_until, turn = self._doorbell.wait_until, self._turn
+        doorbell, turn = self._doorbell, self._turn
         while not self._is_stopped:
+            breathe()
             limit_s = _SERVE_S if self._devices is not None and self._devices.is_busy else None
             is_pending = self._devices is not None and self._devices.is_pending
             parts = self._running
             if (
                 len(parts) == 1 and not is_pending
             ):  # as below, with less on the way of each value; a name would keep the part
-                wait_until(turn, limit_s, parts[0].cursor.idle(), parts[0].num_parties, parts[0].spin_us)
+                doorbell.wait_until(turn, limit_s, parts[0].cursor.idle(), parts[0].num_parties, parts[0].spin_us)
             elif parts and not is_pending:
                 idle = idle_of([part.cursor for part in parts])
-                wait_until(turn, limit_s, idle, parts[0].num_parties, max(part.spin_us for part in parts))
+                doorbell.wait_until(turn, limit_s, idle, parts[0].num_parties, max(part.spin_us for part in parts))
             else:
-                wait_until(turn, limit_s, spin_us=max((part.spin_us for part in parts), default=0.0))
+                doorbell.wait_until(turn, limit_s, spin_us=max((part.spin_us for part in parts), default=0.0))
 
     def _mail_came(self) -> None:
         self._has_mail = True

@@ -100,9 +100,11 @@ class Constants:
     @staticmethod
     def of(value: Any) -> Constants:
         """Raises what pickling it raises."""
-        data, buffers, private, *_ = dump_constants(value)
-        kinds = (bytearray if place in private else bytes for place in range(len(buffers)))
-        return Constants(data, tuple(kind(buffer) for kind, buffer in zip(kinds, buffers, strict=True)))
+        pickled = dump_constants(value)
+        kinds = (bytearray if place in pickled.private else bytes for place in range(len(pickled.buffers)))
+        return Constants(
+            pickled.pickle, tuple(kind(buffer) for kind, buffer in zip(kinds, pickled.buffers, strict=True))
+        )
 
     def load(self) -> Any:
         """The value, made anew."""

@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any
 
 from crossfade.channels.protocol import EMPTY, Reader, Writer
-from crossfade.channels.values.codec import came_of_pickling
+from crossfade.channels.values import codec
 from crossfade.engines.protocol import ActorStatistics, Arrival
 from crossfade.engines.unpicklable import hint_for, name_culprit
 from crossfade.errors import ChannelBroken, ChannelError, CrossfadeError, Failure
-from crossfade.interrupted import came_while_waiting, passed_through_others
+from crossfade.interrupted import came_while_waiting, passed_through, passed_through_others
 from crossfade.plan.actions import Action, Verb
 from crossfade.plan.plan import Plan
 from crossfade.plan.spans import Span
@@ -105,7 +105,7 @@ class DriverEnds:
         return True
 
     def _name_culprit(self, error: Exception, values: Sequence[Any]) -> None:
-        if came_of_pickling(error):
+        if _came_of_pickling(error):
             name_culprit(error, [(self._input_name(0), values[0])])
 
     def is_submitted(self, number: int, error: BaseException) -> bool | None:
@@ -117,7 +117,9 @@ class DriverEnds:
         is_refused = (
             is_ours and isinstance(error, OSError) and error.errno is not None
         )  # there is no memory for a value
-        is_clean = is_refused or came_while_waiting(error) or (isinstance(error, Exception) and came_of_pickling(error))
+        is_clean = (
+            is_refused or came_while_waiting(error) or (isinstance(error, Exception) and _came_of_pickling(error))
+        )
         return False if is_clean and not self._is_writing else None
 
     def _check_shapes(self, values: Sequence[Any]) -> None:
@@ -138,7 +140,7 @@ class DriverEnds:
             except ChannelError:
                 raise
             except Exception as error:
-                if not came_of_pickling(error):
+                if not _came_of_pickling(error):
                     raise  # a signal's handler raised it: the value may be written or not
                 node, hint = f"pickling {self._input_name(index)}", hint_for(error, values[index])
                 failure = Failure.capture(error, actor=DRIVER, node=node, hint=hint)
@@ -215,6 +217,11 @@ class DriverEnds:
         ends: list[Writer | Reader] = [*self._ends.writers.values(), *self._ends.readers.values()]
         for end in ends:
             end.close()
+
+
+def _came_of_pickling(error: BaseException) -> bool:
+    """Whether an error was raised while a value was pickled, by any code: nothing of the value is written then."""
+    return passed_through(error, codec.__name__)
 
 
 def _lost() -> ChannelBroken:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from typing import Final
 
 from crossfade.errors import SessionError
 from crossfade.host.memory import PAGE_BYTES, Memory
@@ -31,25 +32,25 @@ DEFAULT_SPIN_US = 60.0
 DEVICE_SPIN_US = 300.0
 """Where devices take part, values take longer: their hosts spend tens of microseconds on each, and a sleeper that long to wake."""
 
+_yield_core: Final = os.sched_yield
 _LONGEST_S = (
     1e6  # of a single sleep, eleven days: the system takes none that is much longer, and who sleeps looks again anyway
 )
-_FEW_POLLS = 2  # longer would keep others, who share the core, from making it true
-_MANY_POLLS = 50  # a few microseconds
+_FEW_POLLS: Final = 2  # longer would keep others, who share the core, from making it true
+_MANY_POLLS: Final = 50  # a few microseconds
 _YIELD_US = 0.6  # one sched_yield and one poll
-_ASLEEP = 0
-_MAIL = 1
+_ASLEEP: Final = 0
+_MAIL: Final = 1
 
 
 class Bell:
     """A process's doorbell as others hold it."""
 
     def __init__(self, memory: Memory, event_fd: int) -> None:
-        self._mapping = memory.map(PAGE_BYTES)
+        # byte 0 is set while the process sleeps, byte 1 while a message waits in its control socket.
+        self.flags = memoryview(memory.map(PAGE_BYTES))
         memory.close()
         self.event_fd = event_fd
-        # byte 0 is set while the process sleeps, byte 1 while a message waits in its control socket.
-        self.flags = memoryview(self._mapping)
 
     @classmethod
     def of(cls, memory_fd: int, event_fd: int) -> Bell:
@@ -84,7 +85,6 @@ class Bell:
         if fd >= 0:
             os.close(fd)
             self.flags = memoryview(bytearray(2))  # releases the mapping
-            del self._mapping
 
 
 class Doorbell:
@@ -280,13 +280,12 @@ class Doorbell:
         for _ in range(num_polls):
             if not is_idle() and ready():
                 return True
-        yield_core = os.sched_yield
         for _ in range(self._num_yields):
-            yield_core()
+            _yield_core()
             if not is_idle() and ready():
                 return True
         while end_ns and time.monotonic_ns() < end_ns:
-            yield_core()
+            _yield_core()
             if not is_idle() and ready():
                 return True
         return False

@@ -15,16 +15,16 @@ import mmap
 import platform
 from _multiprocessing import SemLock  # type: ignore[import-not-found]
 from functools import cache
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 from crossfade.host.memory import PAGE_BYTES, address_of, libc, libc_error
 
 __all__ = ["FENCE_AFTER_POST", "SEMAPHORE_BYTES", "Semaphore", "full_fence", "init_semaphore", "open_semaphore"]
 
-SEMAPHORE_BYTES = 32
+SEMAPHORE_BYTES: Final = 32
 """sizeof(sem_t) of glibc and musl on 64-bit Linux."""
 
-FENCE_AFTER_POST = platform.machine() not in ("x86_64", "AMD64")
+FENCE_AFTER_POST: Final = platform.machine() not in ("x86_64", "AMD64")
 """Whether a load after a post may be seen before it. On x86 the post is a locked instruction, which is a full fence."""
 
 _COUNTING = 1  # SemLock's kind for a counting semaphore

@@ -67,21 +67,10 @@ def bind(
     round_.number = -max_ahead
 
     def wrapped(bounds: Sequence[Bound]) -> list[Step]:
-        steps = [bound.step if recorder is None else recorded(recorder, bound) for bound in bounds]
+        steps = [
+            bound.step if recorder is None else _recorded(bound, plan, binder, recorder, devices) for bound in bounds
+        ]
         return [behind(bound.before, step) for bound, step in zip(bounds, steps, strict=True)]
-
-    def recorded(recorder: Recorder, bound: Bound) -> Step:
-        step = recorder.wrap(on_devices(bound), bound.action, _what(plan, bound.action), bound.is_done)
-        if bound.action.verb is not Verb.RUN:
-            return step
-        return unless(binder.is_skipped(plan.node[bound.action.target]), bound.step, step)
-
-    def on_devices(bound: Bound) -> Step:
-        step = bound.step
-        if bound.action.verb is Verb.RUN:
-            for device, stream in devices:
-                step = device.wrap(step, bound.action, _what(plan, bound.action), stream)
-        return step
 
     # A recorder has to see each step that cannot run yet, so nothing may look before it.
     looks = {index: bound.idle for index, bound in enumerate(body) if bound.idle is not None}
@@ -89,6 +78,19 @@ def bind(
     actions = [bound.action for bound in body]
     prologue = [wrapped(bounds) for bounds in ahead]
     return Cursor(prologue, wrapped(body), round_, idles, actions, binder.owing, settler(binder.owing))
+
+
+def _recorded(
+    bound: Bound, plan: Plan, binder: _Binder, recorder: Recorder, devices: Sequence[tuple[DeviceRecorder, int]]
+) -> Step:
+    """A step that is recorded, on devices too if it runs a method."""
+    action, step, what = bound.action, bound.step, _what(plan, bound.action)
+    if action.verb is not Verb.RUN:
+        return recorder.wrap(step, action, what, bound.is_done)
+    for device, stream in devices:
+        step = device.wrap(step, action, what, stream)
+    recorded = recorder.wrap(step, action, what, bound.is_done)
+    return unless(binder.is_skipped(plan.node[action.target]), bound.step, recorded)
 
 
 def maker_of(plan: Plan, value: str) -> str:
@@ -337,7 +339,6 @@ class _Binder:
     def _free(self, value: str) -> Step:
         registers, register = self._registers, self._register(value)
         release = self._releases.get(value)
-        intake = self._waiting.may_be_owed(value)
 
         def free() -> bool:
             registers[register] = EMPTY
@@ -345,13 +346,8 @@ class _Binder:
                 release()
             return True
 
-        def owe_or_free() -> bool:
-            if intake is None or registers[register] is not EMPTY:
-                return free()
-            intake.owe()
-            return True
-
-        step = free if intake is None else owe_or_free
+        intake = self._waiting.may_be_owed(value)
+        step = free if intake is None else _unless_owed(intake, free)
         return step if self._guard is None else self._guard.free(step, registers, register, value)
 
     def _run(self, node: NodeSpec) -> Step:
@@ -375,3 +371,15 @@ class _Binder:
     def _given(self, node: NodeSpec) -> list[tuple[int, str]]:
         """(register, value id) of a method's inputs."""
         return [(self._register(value), value) for value in node.inputs]
+
+
+def _unless_owed(intake: Intake, free: Step) -> Step:
+    """A step that releases a value, or owes it if it has not arrived and nobody waited for it."""
+
+    def owe_or_free() -> bool:
+        if intake.has_value():
+            return free()
+        intake.owe()
+        return True
+
+    return owe_or_free

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from io import BytesIO
-from typing import Any
+from typing import Any, Final
 
 from crossfade.channels.values.fitting import Fitting, refuse_too_large, too_large
 from crossfade.channels.values.layout import Encoded, Pickled, encode, split
@@ -19,7 +19,6 @@ from crossfade.errors import Failure
 
 __all__ = [
     "PLAIN_TYPES",
-    "came_of_pickling",
     "decode",
     "dump_constants",
     "dump_in_band",
@@ -31,7 +30,7 @@ __all__ = [
     "undecodable",
 ]
 
-PLAIN_TYPES = frozenset({bytes, bytearray, str, int, float, bool, complex, type(None)})
+PLAIN_TYPES: Final = frozenset({bytes, bytearray, str, int, float, bool, complex, type(None)})
 """What is pickled as it is: there is nothing in it."""
 
 _FEW = 16
@@ -48,8 +47,8 @@ def prepare(value: object) -> bytes | Encoded:
     if kind in PLAIN_TYPES or is_plain(value):
         return pickle.dumps(value, 5)
     numpy = sys.modules.get("numpy")
-    if numpy is not None and kind is numpy.ndarray and (message := _arrays().encode_array(value)) is not None:
-        return message  # type: ignore[no-any-return]
+    if numpy is not None and kind is numpy.ndarray and (message := _array_codec()[0](value)) is not None:
+        return message
     pickled = _dump(value, kind)
     return encode(pickled) if pickled.buffers else pickled.pickle
 
@@ -100,11 +99,11 @@ def _dumped(value: object, kind: type) -> Pickled:
 
 
 @cache
-def _arrays() -> Any:
-    """The module that knows numpy; imported with the first array."""
-    from crossfade.channels.values import arrays
+def _array_codec() -> tuple[Callable[[Any], Encoded | None], Callable[[bytes, Any], Any]]:
+    """What encodes an array, and what makes one again; the module is imported with the first array."""
+    from crossfade.channels.values.arrays import encode_array, rebuild_array
 
-    return arrays
+    return encode_array, rebuild_array
 
 
 def _dump_plain(value: object) -> Pickled:
@@ -117,10 +116,10 @@ def dump_constants(value: object) -> Pickled:
     """A value as a pickle that cloudpickle has made, for a reader who has its tensors to itself: they come back as they are."""
     with Fitting(value):
         if _has_torch():
-            from crossfade.channels.values import tensors
+            from crossfade.channels.values.tensors import OwnTensorReducer, dump_by_cloudpickle
 
-            kept = tensors.OwnTensorReducer()
-            return kept.pickled(tensors.dump_by_cloudpickle(value, kept))
+            kept = OwnTensorReducer()
+            return kept.pickled(dump_by_cloudpickle(value, kept))
         return _dump_by_cloudpickle(value)
 
 
@@ -134,10 +133,10 @@ def _dump_with_tensors(value: object) -> Pickled:
 
 def _dump_by_cloudpickle(value: object) -> Pickled:
     if _has_torch():
-        from crossfade.channels.values import tensors
+        from crossfade.channels.values.tensors import TensorReducer, dump_by_cloudpickle
 
-        kept = tensors.TensorReducer()
-        return kept.pickled(tensors.dump_by_cloudpickle(value, kept))
+        kept = TensorReducer()
+        return kept.pickled(dump_by_cloudpickle(value, kept))
     import cloudpickle
 
     buffers: list[pickle.PickleBuffer] = []
@@ -149,9 +148,9 @@ def dump_in_band(value: object) -> bytes:
     """A value as one pickle, by cloudpickle: all of it may be changed where it is read. Tensors come back as they are."""
     with Fitting(value):
         if _has_torch():
-            from crossfade.channels.values import tensors
+            from crossfade.channels.values.tensors import OwnTensorReducer, dump_by_cloudpickle
 
-            return tensors.dump_by_cloudpickle(value, tensors.OwnTensorReducer(), is_in_band=True)
+            return dump_by_cloudpickle(value, OwnTensorReducer(), is_in_band=True)
         import cloudpickle
 
         return cloudpickle.dumps(value, protocol=5)  # type: ignore[no-any-return]
@@ -172,22 +171,8 @@ def decode(
         raise ValueError("tensors of this value lie on a device that this channel does not know")
     buffers = [private(place) if is_private else shared(place) for place, is_private in places]
     if is_array and len(buffers) == 1:
-        return _arrays().rebuild_array(bytes(data), buffers[0])
+        return _array_codec()[1](bytes(data), buffers[0])
     return pickle.loads(data, buffers=buffers)
-
-
-def came_of_pickling(error: BaseException) -> bool:
-    """Whether an error was raised while a value was pickled, by any code: nothing of the value is written then. (An error that a
-    signal's handler raises in this very function, which examines another error, does not count.)
-    """
-    own = sys._getframe().f_code
-    traceback = error.__traceback__
-    while traceback is not None:
-        frame = traceback.tb_frame
-        if frame.f_globals.get("__name__") == __name__ and frame.f_code is not own:
-            return True
-        traceback = traceback.tb_next
-    return False
 
 
 def hint_for_pickling(error: BaseException) -> str | None:

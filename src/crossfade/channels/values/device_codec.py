@@ -233,8 +233,8 @@ def _describe(dtype: torch.dtype, shape: torch.Size, requires_grad: bool) -> tup
     """(what stands before the bytes of a tensor by itself, where they start, length of the message)."""
     blank = torch.empty(shape, dtype=dtype, device="meta", requires_grad=requires_grad)
     message, _, tensors, _ = _split_any(blank, lambda tensor: True)
-    head, _, size_bytes = cast(Encoded, message)
-    return head, tensors[0].offset, size_bytes
+    encoded = cast(Encoded, message)
+    return encoded.head, tensors[0].offset, encoded.size_bytes
 
 
 def join(

@@ -21,8 +21,9 @@ import struct
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from crossfade.channels.values.fitting import refuse_too_large
 from crossfade.host.memory import align
@@ -38,7 +39,8 @@ _SPLIT_BYTES = 16 << 20
 """From this size on a copy is split: waking the helper costs some 50 us, copying 16 MiB a millisecond or more."""
 
 
-class Pickled(NamedTuple):
+@dataclass(slots=True)
+class Pickled:
     """A value as a pickle and the buffers that are not in it."""
 
     pickle: bytes
@@ -48,7 +50,8 @@ class Pickled(NamedTuple):
     is_apart: bool = False  # tensors of the value lie elsewhere
 
 
-class Encoded(NamedTuple):
+@dataclass(slots=True)
+class Encoded:
     """A message that is ready to be copied to where it goes."""
 
     head: bytes  # everything before the first buffer
@@ -68,13 +71,9 @@ class Encoded(NamedTuple):
         return bytes(whole)
 
 
-class Parts(NamedTuple):
-    """A message taken apart."""
-
-    is_array: bool  # this and the next: see `Pickled`
-    is_apart: bool
-    pickle: memoryview  # where the pickle lies
-    buffers: list[tuple[memoryview, bool]]  # (memory, whether it is private) of each buffer
+Parts: TypeAlias = tuple[bool, bool, memoryview, list[tuple[memoryview, bool]]]
+"""A message taken apart: ``is_array`` and ``is_apart`` of `Pickled`, where the pickle lies, (memory, whether it is private) of each
+buffer."""
 
 
 def encode(pickled: Pickled) -> Encoded:
@@ -111,7 +110,7 @@ def split(message: memoryview) -> Parts:
         if offset + length > end:
             raise ValueError(f"buffer {index} of a message ends at byte {offset + length} of {end}")
         buffers.append((message[offset : offset + length], is_private))
-    return Parts(is_array, is_apart, message[start : start + pickle_bytes], buffers)
+    return is_array, is_apart, message[start : start + pickle_bytes], buffers
 
 
 def buffer_places(head: memoryview, size_bytes: int) -> list[tuple[int, int]]:
