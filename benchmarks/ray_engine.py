@@ -132,6 +132,7 @@ def on_one_host() -> None:
 
 def echo() -> None:
     """On the second host: gives one byte back for one byte, and one for each large block."""
+    pin(1)
     with socket.create_server(("0.0.0.0", ECHO_PORT)) as listening:
         connected, _ = listening.accept()
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -156,13 +157,17 @@ def main(hosts: Hosts) -> None:
         bare = _connected(ADDRESSES[1])
         large = np.ones(LARGE_BYTES, np.uint8)
         for _ in range(ROUNDS):
+            pin(0)
             figures["1 B there and back, us"]["bare TCP"].append(median_us(lambda: _ping(bare), NUM_CALLS, NUM_WARM))
             figures["64 MB one way, GB/s"]["bare TCP"].append(_rate(lambda: _block(bare, large)))
+            pin(None)
             crossfade.init(engine="ray")
             far = crossfade.remote(Worker).options(scheduling_strategy=place(ray, 1)).remote()
+            crossfade.get(far.pin.remote(1))
             _apart(figures, "ray engine", _ours, far, large)
             crossfade.shutdown()
             theirs = ray.remote(Worker).options(scheduling_strategy=place(ray, 1)).remote()
+            ray.get(theirs.pin.remote(1))
             _apart(figures, "Compiled Graph", _rays, theirs, large)
             ray.kill(theirs)
         show(figures, ("bare TCP", "ray engine", "Compiled Graph"))
@@ -196,12 +201,14 @@ def _rate(call: Callable[[], Any]) -> float:
 
 
 def _apart(figures: Figures, column: str, compiled: Any, actor: Any, large: Any) -> None:
+    pin(0)
     call, teardown = compiled([actor], "same")
     figures["1 B there and back, us"][column].append(median_us(lambda: call(b"x"), NUM_CALLS, NUM_WARM))
     teardown()
     call, teardown = compiled([actor], "first")
     figures["64 MB one way, GB/s"][column].append(_rate(lambda: call(large)))
     teardown()
+    pin(None)
 
 
 def show(figures: Figures, columns: tuple[str, ...]) -> None:

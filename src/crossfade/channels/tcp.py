@@ -15,6 +15,7 @@ What a writer accepted and the connection has not taken is sent later, from wher
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Callable
 
 from crossfade.channels.landing import Landing
@@ -26,6 +27,9 @@ from crossfade.channels.wire import Wire, padded
 from crossfade.errors import ChannelBroken, ChannelClosed
 
 __all__ = ["TcpReader", "TcpWriter"]
+
+_LOOK_NS = 40_000
+"""An answer from another core is there by then (30 us there and back); one from the same core comes when this side sleeps."""
 
 
 class TcpWriter:
@@ -109,6 +113,7 @@ class TcpReader:
         self._landing = landing
         self._has_nothing = ring.is_idle
         self._may_wait = True
+        self._idle_since_ns = 0  # since when it has looked in vain after the last value; 0 if it has not
 
     def try_start(self) -> bool:
         return True
@@ -121,19 +126,24 @@ class TcpReader:
                 ring.break_off(self._wire.fault)
         value = ring.try_read()
         if value is not EMPTY:
-            self._may_wait = True
+            self._may_wait, self._idle_since_ns = True, 0
             self._wire.give_back(self._landing)
         return value
 
     def is_idle(self) -> bool:
-        """Looks at the wire, and once after each value waits there for a moment: the other side may need the core."""
+        """Looks at the wire. Once after each value, having looked for a while, it sleeps there a moment: the other side may need
+        the core.
+        """
         if not self._has_nothing():
             return False
         self._wire.attend()
         if self._may_wait and self._has_nothing():
-            self._may_wait = False
-            self._wire.await_arrival()
-            self._wire.attend()
+            now_ns = time.monotonic_ns()
+            self._idle_since_ns = self._idle_since_ns or now_ns
+            if now_ns - self._idle_since_ns > _LOOK_NS:
+                self._may_wait = False
+                self._wire.await_arrival()
+                self._wire.attend()
         return bool(self._has_nothing())
 
     def release(self) -> None:
