@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.helpers.programs import environment, python
+from tests.helpers.programs import ray_program
 from tests.helpers.ray_cases import CASES, LONG
 
 pytestmark = pytest.mark.skipif(
@@ -21,9 +21,7 @@ SHORT = [name for name in CASES if name not in LONG]  # the others are in tests/
 @pytest.fixture(scope="module")
 def said() -> dict[str, str]:
     """What became of each case."""
-    ran = python(
-        "-m", "tests.helpers.ray_cases", *SHORT, timeout_s=_LIMIT_S, env=environment(RAY_USAGE_STATS_ENABLED="0")
-    )
+    ran = ray_program("-m", "tests.helpers.ray_cases", *SHORT, timeout_s=_LIMIT_S)
     lines = [line for line in ran.stdout.splitlines() if line.startswith('{"')]
     assert lines, ran.stdout[-3000:] + ran.stderr[-3000:]
     told: dict[str, str] = json.loads(lines[-1])

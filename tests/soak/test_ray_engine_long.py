@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.programs import environment, python
+from tests.helpers.programs import ray_program
 from tests.helpers.ray_cases import LONG
 from tests.helpers.two_hosts import NOT_ALLOWED
 
@@ -17,12 +17,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 _NUM_CUTS = 20
-_QUIET = environment(RAY_USAGE_STATS_ENABLED="0", CUTS=str(_NUM_CUTS))
 
 
 @pytest.mark.parametrize("name", LONG)
 def test_long_case(name: str) -> None:
-    ran = python("-m", "tests.helpers.ray_cases", name, timeout_s=900, env=_QUIET)
+    ran = ray_program("-m", "tests.helpers.ray_cases", name, timeout_s=900)
     lines = [line for line in ran.stdout.splitlines() if line.startswith('{"')]
     assert lines, ran.stdout[-3000:] + ran.stderr[-3000:]
     said: dict[str, str] = json.loads(lines[-1])
@@ -31,7 +30,9 @@ def test_long_case(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def apart() -> dict[str, Any]:
-    ran = python("-m", "tests.helpers.ray_two_hosts", "tests.helpers.ray_apart", timeout_s=900, env=_QUIET)
+    ran = ray_program(
+        "-m", "tests.helpers.ray_two_hosts", "tests.helpers.ray_apart", timeout_s=900, CUTS=str(_NUM_CUTS)
+    )
     if ran.returncode == NOT_ALLOWED:
         pytest.skip(
             f"no namespaces here: {ran.stderr.strip()}: the cluster of two nodes goes the same way over loopback"
