@@ -83,8 +83,8 @@ $(CORE): $(INPUTS) | $(CREATED)
 	@touch $@
 
 $(DEV): $(INPUTS) | $(CREATED)
-	@echo "installing crossfade with the extras dev and torch into $(VENV)"
-	@$(INSTALL) --editable '.[dev,torch]'
+	@echo "installing crossfade with the extras dev, torch and ray into $(VENV)"
+	@$(INSTALL) --editable '.[dev,torch,ray]'
 	@touch $@ $(CORE)
 
 $(WHEEL): $(INPUTS) | $(CREATED)

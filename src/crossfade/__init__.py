@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from crossfade.api import CallRef as CallRef
     from crossfade.api import CompiledGraph as CompiledGraph
     from crossfade.api import CompiledRef as CompiledRef
+    from crossfade.api import compile as compile  # noqa: A004
     from crossfade.api import dump as dump
     from crossfade.api import get as get
     from crossfade.api import get_actor as get_actor
@@ -74,8 +75,8 @@ if TYPE_CHECKING:
 _ROOMS = {
     "crossfade.api.calibrate": "calibrate",
     "crossfade.api": (
-        "ActorClass ActorHandle CallRef CompiledGraph CompiledRef dump get get_actor init is_initialized kill method put remote "
-        "shutdown wait"
+        "ActorClass ActorHandle CallRef CompiledGraph CompiledRef compile dump get get_actor init is_initialized kill method "
+        "put remote shutdown wait"
     ),
     "crossfade.errors": (
         "ActorDiedError ActorError ActorStartError CapacityExceeded ChannelBroken ChannelClosed ChannelError ChannelTimeout "

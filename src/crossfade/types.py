@@ -33,6 +33,8 @@ class Transport(StrEnum):
 
     Between two actors that have no GPU, as for ``copy``.
     """
+    TCP = "tcp"
+    """Between hosts: a TCP connection, and a ring in shared memory where the value arrives."""
     NCCL = "nccl"
     """NCCL's send and receive, for edges only where this member itself is asked for; and its collectives, also between GPUs that no
     NVLink connects."""

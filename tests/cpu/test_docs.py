@@ -84,6 +84,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
 @pytest.mark.timeout(LIMIT_S + 20)
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_programs_run_and_print_what_they_say(name: str, runs: Ran) -> None:
+    if name == "docs/ray_engine.md" and importlib.util.find_spec("ray") is None:
+        pytest.skip("ray is not installed: pip install crossfade[ray]")
     wanted = PROGRAMS[name][1]
     ran = runs[name].result()
     assert ran.returncode == 0, f"{name} (lines as on the page):\n{ran.stderr}"

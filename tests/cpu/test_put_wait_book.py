@@ -260,7 +260,7 @@ def test_what_a_dead_actor_held_is_found_free_though_nobody_looked(local: None) 
     for _ in range(3):
         actor = whole.remote()
         process = sessions.require().engine.processes.living[actor._info.id]  # type: ignore[attr-defined]
-        watch = os.pidfd_open(process.popen.pid)
+        watch = os.pidfd_open(process.pid)
         actor.leave.remote(5)
         _await_end(watch)
     refused = whole.remote()
@@ -280,7 +280,7 @@ def _await_end(watch: int) -> None:
 def test_an_actor_that_could_not_start_holds_nothing(engine: str) -> None:
     bad = crossfade.remote(num_cpus=2)(BadConstructor).remote()
     if engine == "local":
-        _await_end(os.pidfd_open(sessions.require().engine.processes.living[bad._info.id].popen.pid))  # type: ignore[attr-defined]
+        _await_end(os.pidfd_open(sessions.require().engine.processes.living[bad._info.id].pid))  # type: ignore[attr-defined]
         with pytest.raises(TypeError):
             Actor.options(num_gpus=1).remote(number for number in range(3))
     Actor.options(num_cpus=2).remote().echo.remote(1).get()

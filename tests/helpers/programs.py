@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from typing import Any
 
 
@@ -17,6 +18,13 @@ def python(*arguments: str, timeout_s: float = 60.0, **options: Any) -> subproce
     """Runs Python with these arguments to its end."""
     options = {"env": environment(), "capture_output": True, "text": True, "check": False, **options}
     return subprocess.run([sys.executable, *arguments], timeout=timeout_s, **options)
+
+
+def ray_program(*arguments: str, timeout_s: float, **more: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python with these arguments; whatever Ray writes there is gone afterwards, its note of a running cluster too."""
+    with tempfile.TemporaryDirectory(prefix="rt", ignore_cleanup_errors=True) as folder:
+        env = environment(RAY_USAGE_STATS_ENABLED="0", RAY_TMPDIR=folder, **more)
+        return python(*arguments, timeout_s=timeout_s, env=env)
 
 
 def output_of(*arguments: str, timeout_s: float = 60.0) -> str:

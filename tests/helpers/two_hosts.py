@@ -22,10 +22,10 @@ from tests.helpers.programs import python
 
 NOT_ALLOWED = 77
 LIMIT_S = 150
-_ADDRESSES = ("10.213.7.1", "10.213.7.2")
-_LINKS = ("crossfade0", "crossfade1")
+ADDRESSES = ("10.213.7.1", "10.213.7.2")
+LINKS = ("crossfade0", "crossfade1")
 _PORT = 29431
-_UNSHARE = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
+UNSHARE = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 def said_on_two_hosts(program: str, num_ranks: int) -> dict[str, Any]:
@@ -39,14 +39,14 @@ def said_on_two_hosts(program: str, num_ranks: int) -> dict[str, Any]:
     return said
 
 
-def _ip(*arguments: str) -> None:
+def ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=20)
 
 
-def _configure(host: int) -> None:
-    _ip("link", "set", "lo", "up")
-    _ip("addr", "add", f"{_ADDRESSES[host]}/24", "dev", _LINKS[host])
-    _ip("link", "set", _LINKS[host], "up")
+def configure(host: int) -> None:
+    ip("link", "set", "lo", "up")
+    ip("addr", "add", f"{ADDRESSES[host]}/24", "dev", LINKS[host])
+    ip("link", "set", LINKS[host], "up")
 
 
 def _run_rank(program: str, rank: int, num_ranks: int, host: int) -> dict[str, Any]:
@@ -60,8 +60,8 @@ def _run_rank(program: str, rank: int, num_ranks: int, host: int) -> dict[str, A
     from tests.helpers.ranks import try_cases
 
     torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = _LINKS[host]
-    where, limit = f"tcp://{_ADDRESSES[0]}:{_PORT}", timedelta(seconds=60)
+    os.environ["GLOO_SOCKET_IFNAME"] = LINKS[host]
+    where, limit = f"tcp://{ADDRESSES[0]}:{_PORT}", timedelta(seconds=60)
     dist.init_process_group("gloo", init_method=where, rank=rank, world_size=num_ranks, timeout=limit)
     if program == "cut":
         return _cut(host)
@@ -83,7 +83,7 @@ def _cut(host: int) -> dict[str, Any]:
     assert p2p.recv_any(1 - p2p.rank).eq(1).all()
     said, begin = "", time.monotonic()
     if host == 0:
-        _ip("link", "set", _LINKS[0], "down")
+        ip("link", "set", LINKS[0], "down")
     try:
         p2p.recv_any(1 - p2p.rank)
     except ChannelBroken as error:
@@ -95,7 +95,7 @@ def _cut(host: int) -> dict[str, Any]:
 
 def _run_host(program: str, host: int, num_ranks: int) -> dict[int, Any]:
     """Runs this host's ranks, each in a process of its own."""
-    _configure(host)
+    configure(host)
     own = [rank for rank in range(num_ranks) if rank * 2 // num_ranks == host]
     command = [sys.executable, "-m", "tests.helpers.two_hosts", program, str(num_ranks)]
     with tempfile.TemporaryDirectory() as folder:
@@ -116,12 +116,12 @@ def _load(path: str) -> Any:
 
 def _run_both(program: str, num_ranks: int) -> dict[int, Any]:
     """In the first host's namespaces: makes the second host, and the link to it."""
-    command = [*_UNSHARE, sys.executable, "-m", "tests.helpers.two_hosts", program, str(num_ranks), "host"]
+    command = [*UNSHARE, sys.executable, "-m", "tests.helpers.two_hosts", program, str(num_ranks), "host"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as second:
         assert second.stdin is not None
         assert second.stdout is not None
         assert second.stdout.readline() == "here\n"
-        _ip("link", "add", _LINKS[0], "type", "veth", "peer", "name", _LINKS[1], "netns", str(second.pid))
+        ip("link", "add", LINKS[0], "type", "veth", "peer", "name", LINKS[1], "netns", str(second.pid))
         second.stdin.write("go\n")
         second.stdin.flush()
         said = _run_host(program, 0, num_ranks)
@@ -146,11 +146,11 @@ def main(program: str, num_ranks: int, what: str = "", *args: str) -> None:
         if not (shutil.which("unshare") and shutil.which("ip")):
             print("the commands unshare and ip are not installed", file=sys.stderr)
             raise SystemExit(NOT_ALLOWED)
-        allowed = subprocess.run([*_UNSHARE, "ip", "link", "add", "crossfade2", "type", "veth"], capture_output=True)
+        allowed = subprocess.run([*UNSHARE, "ip", "link", "add", "crossfade2", "type", "veth"], capture_output=True)
         if allowed.returncode:
             print(allowed.stderr.decode(), file=sys.stderr)
             raise SystemExit(NOT_ALLOWED)
-        command = [*_UNSHARE, sys.executable, "-m", "tests.helpers.two_hosts", program, str(num_ranks), "both"]
+        command = [*UNSHARE, sys.executable, "-m", "tests.helpers.two_hosts", program, str(num_ranks), "both"]
         raise SystemExit(subprocess.run(command, check=False).returncode)
 
 

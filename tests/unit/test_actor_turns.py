@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from crossfade.engines.actor import _Actor
+from crossfade.engines.actor import Actor
 from crossfade.errors import ChannelBroken
 from tests.helpers.builds import interpreted_only
 
@@ -41,9 +41,9 @@ class Moves(Stands):
 
 
 def turn(*cursors: Stands) -> tuple[bool, list[Any]]:
-    actor: Any = object.__new__(_Actor)
+    actor: Any = object.__new__(Actor)
     actor._running = [SimpleNamespace(cursor=cursor, plan=None, fault="") for cursor in cursors]
-    actor._devices, actor._num_turns = None, 0
+    actor._devices, actor._num_turns, actor._wires = None, 0, {}
     actor._doorbell = SimpleNamespace(flags=bytearray(2))
     actor._look_around = lambda: False
     return actor._turn(), actor._running

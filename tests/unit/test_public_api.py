@@ -54,6 +54,7 @@ PUBLIC = {
     "UnknownTransport",
     "Workload",
     "calibrate",
+    "compile",
     "draw_timelines",
     "dump",
     "get",

@@ -1,6 +1,7 @@
 """What the user holds: the one place where graph, plan, schedule and engines meet."""
 
 from crossfade.api.compiled import CompiledGraph, compile_graph
+from crossfade.api.compiling import compile  # noqa: A004
 from crossfade.api.dump import dump
 from crossfade.api.getting import get
 from crossfade.api.refs import CallRef, CompiledRef, put
@@ -16,6 +17,7 @@ __all__ = [
     "CallRef",
     "CompiledGraph",
     "CompiledRef",
+    "compile",
     "dump",
     "get",
     "get_actor",

@@ -10,6 +10,7 @@ from numbers import Real
 from crossfade.hints import nearest
 
 __all__ = [
+    "INSTEAD",
     "RAY_ACTOR_OPTIONS",
     "RAY_INIT_OPTIONS",
     "RAY_METHOD_OPTIONS",
@@ -66,8 +67,8 @@ RAY_INIT_OPTIONS = (
 
 _TIMEOUT_HINT = "hint: it is seconds, 0 or more, or None for ever"
 
-_INSTEAD = {
-    "runtime_env": "actors inherit the driver's environment: set os.environ before the actor is started",
+INSTEAD = {
+    "runtime_env": "it needs engine='ray'; else actors inherit the driver's environment: set os.environ before the actor starts",
     "local_mode": "crossfade.init(engine='inline') runs everything in this thread",
 }
 
@@ -79,7 +80,7 @@ def check_names(given: Iterable[str], known: Sequence[str], ignored: Iterable[st
     for name in given:
         if name in known or name in ignored:
             continue
-        meant = _INSTEAD.get(name) or nearest(name, known) or f"one of {', '.join(known)}"
+        meant = INSTEAD.get(name) or nearest(name, known) or f"one of {', '.join(known)}"
         raise TypeError(f"unknown {what} {name!r}\nhint: {meant}")
 
 

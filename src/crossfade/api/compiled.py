@@ -275,7 +275,9 @@ class CompiledGraph:
         return f"CompiledGraph({len(self.plan.nodes)} nodes on {len(self.plan.programs) - 1} actors, {state})"
 
 
-def compile_graph(output: Node | MultiOutputNode, **options: Any) -> CompiledGraph:
+def compile_graph(
+    output: Node | MultiOutputNode, *, kind: type[CompiledGraph] = CompiledGraph, **options: Any
+) -> CompiledGraph:
     """Compiles a graph: checks it, decides what every actor does, opens the channels. For the options see `CompileOptions`."""
     from crossfade.schedule.compile import compile_plan
 
@@ -285,6 +287,7 @@ def compile_graph(output: Node | MultiOutputNode, **options: Any) -> CompiledGra
         raise SessionError("there is no session, so the graph's actors are gone", hint="make them anew")
     checked = check(output, session=session.id, transports=_TRANSPORTS)
     topology, uuids = known_links(session, checked.devices)
+    hosts = session.engine.hosts(checked.actors)
     plan, calls = compile_plan(
         checked,
         max_inflight=chosen.max_inflight,
@@ -292,13 +295,19 @@ def compile_graph(output: Node | MultiOutputNode, **options: Any) -> CompiledGra
         overlap=chosen.overlap,
         topology=topology,
         uuids=uuids,
+        hosts=hosts,
     )
-    return _open(session, checked, plan, calls, chosen)
+    return _open(session, checked, plan, calls, chosen, kind)
 
 
 @uninterrupted
 def _open(
-    session: Session, checked: CheckedGraph, plan: Plan, calls: Mapping[str, Call], chosen: CompileOptions
+    session: Session,
+    checked: CheckedGraph,
+    plan: Plan,
+    calls: Mapping[str, Call],
+    chosen: CompileOptions,
+    kind: type[CompiledGraph],
 ) -> CompiledGraph:
     take_signals()
     session.bury_orphans()
@@ -307,7 +316,7 @@ def _open(
 
         calls = packed(plan, calls)
     opened = session.engine.open(plan, calls, record=chosen.record, debug=chosen.debug)
-    graph = CompiledGraph(session, checked, plan, opened, chosen)
+    graph = kind(session, checked, plan, opened, chosen)
     session.graphs.add(graph)
     session.keepers.add(graph._keeper)
     if session.is_over:  # another thread has ended it meanwhile, and may not have seen this graph

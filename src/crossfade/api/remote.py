@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, overload
 
-from crossfade.api.accepted import RAY_ACTOR_OPTIONS, RAY_METHOD_OPTIONS, check_names
+from crossfade.api.accepted import INSTEAD, RAY_ACTOR_OPTIONS, RAY_METHOD_OPTIONS, check_names
 from crossfade.api.booking import amounts
 from crossfade.api.refs import CallRef, resolve
 from crossfade.api.session import current, require, require_same
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["ActorClass", "ActorHandle", "ActorMethod", "get_actor", "kill", "method", "remote"]
 
 _NUM_RETURNS = "__crossfade_num_returns__"
-_OPTIONS = ("name", "num_cpus", "num_gpus", "resources", "get_if_exists")
+_OPTIONS = ("name", "num_cpus", "num_gpus", "resources", "get_if_exists", "runtime_env")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
 
 
@@ -86,7 +86,8 @@ def remote(cls: type | None = None, /, **options: Any) -> ActorClass | Callable[
         cls: the class.
         **options: ``name`` is what plans, errors and `get_actor` call the actor. ``get_if_exists`` takes the living actor of that
             name instead of starting one. ``num_cpus``, ``num_gpus`` and ``resources`` are booked while it lives: whole GPUs for it
-            alone, a part of a GPU beside other actors' parts. Others that Ray has are accepted and decide nothing.
+            alone, a part of a GPU beside other actors' parts. Others that Ray has go to Ray on its
+            engine, and decide nothing on others; ``runtime_env`` is for that engine only.
     """
     _check_options(options)
     if cls is None:
@@ -161,6 +162,10 @@ class ActorClass:
         if (takes := self._signatures.of(CONSTRUCTOR)) is not None:
             takes.check(self._cls.__name__, args, kwargs)
         booked = amounts(options.get("num_cpus"), options.get("num_gpus"), options.get("resources"))
+        if session.engine.places_actors:
+            booked = {}
+        elif options.get("runtime_env"):
+            raise TypeError(f"{name or self._cls.__name__} has a runtime_env\nhint: {INSTEAD['runtime_env']}")
         return self._start(session, name, booked, *resolve(args, kwargs))
 
     @uninterrupted
@@ -173,7 +178,7 @@ class ActorClass:
             methods = _methods_of(cls)
             coroutines = _coroutines_of(cls, methods)
             info = ActorInfo(actor, cls.__name__, session.id, methods, coroutines, gpus, self._signatures)
-            session.engine.start_actor(actor, cls, args, kwargs, gpus)
+            session.engine.start_actor(actor, cls, args, kwargs, gpus, self._options)
         except BaseException:
             session.forget_actor(actor, name)
             raise

@@ -6,12 +6,14 @@ import atexit
 import itertools
 import math
 import os
+import sys
 import threading
 import uuid
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from numbers import Real
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from crossfade.api.accepted import RAY_INIT_OPTIONS, check_names
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Session", "current", "init", "is_initialized", "require", "shutdown"]
 
-_ENGINES = ("local", "inline")
+_ENGINES = ("local", "inline", "ray")
 _OPTIONS = ("engine", "spin_us", "num_cpus", "num_gpus", "resources", "log_to_driver", "ignore_reinit_error")
 
 
@@ -176,7 +178,7 @@ class _Holder:
 def init(
     address: str | None = None,
     *,
-    engine: str = "local",
+    engine: str | None = None,
     spin_us: float = DEFAULT_SPIN_US,
     num_cpus: float | None = None,
     num_gpus: float | None = None,
@@ -188,9 +190,10 @@ def init(
     """Starts a session. The first actor starts one by itself, so this is needed only to choose.
 
     Args:
-        address: accepted for Ray's sake where it means this machine: None, ``local`` or ``auto``.
-        engine: ``local`` runs each actor as a process of this host; ``inline`` runs all of them in this thread, deterministically,
-            for tests and debuggers.
+        address: of a Ray cluster, for ``ray``; for others None, ``local`` or ``auto``, which mean this machine.
+        engine: ``local`` runs each actor as a process of this host; ``ray`` runs them in the workers of a Ray cluster, which is
+            started unless the program has called ``ray.init()``; ``inline`` runs all of them in this thread, deterministically,
+            for tests and debuggers. By default ``ray`` after ``ray.init()``, else ``local``.
         spin_us: how long, in microseconds, a process that waits looks for work (yielding its core) before it sleeps. 0 sleeps at
             once, which suits machines with more processes than cores and calls that are far apart.
         num_cpus: how many CPUs actors may book; by default the cores that this process may use.
@@ -200,17 +203,20 @@ def init(
         log_to_driver: show what actors print, each line with the actor's name and process id. Otherwise they inherit the driver's
             stdout and stderr.
         ignore_reinit_error: return the running session instead of raising.
-        **ignored: options of Ray's that decide nothing here, such as ``namespace`` and ``logging_level``.
+        **ignored: options of Ray's, such as ``namespace`` and ``logging_level``, which decide nothing but where Ray is started.
 
     Raises:
         SessionError: there is a session already.
         TypeError: an unknown option.
         ValueError: no such engine, an address elsewhere, or an amount or a time below 0.
     """
-    check_names(ignored, _OPTIONS, RAY_INIT_OPTIONS, "option of init")
+    if engine is None:
+        engine = "ray" if _has_ray() else "local"
+    rays = ("runtime_env",) if engine == "ray" else ()
+    check_names(ignored, _OPTIONS, (*RAY_INIT_OPTIONS, *rays), "option of init")
     if engine not in _ENGINES:
         raise ValueError(f"unknown engine {engine!r}\nhint: one of {', '.join(_ENGINES)}")
-    if address not in (None, "local", "auto"):
+    if engine != "ray" and address not in (None, "local", "auto"):
         raise ValueError(f"the address is {address!r}\nhint: leave it out; actors run on this machine")
     if not (isinstance(spin_us, Real) and math.isfinite(spin_us) and spin_us >= 0):
         raise ValueError(f"spin_us is {spin_us!r}\nhint: it is microseconds, 0 or more")
@@ -228,15 +234,33 @@ def init(
             CPU: num_usable_cores() if num_cpus is None else num_cpus,
             GPU: num_visible_gpus() if num_gpus is None else num_gpus,
         }
-        _Holder.session = Session(_make_engine(engine, spin_us, log_to_driver), totals)
+        rays_options = {**ignored, "address": address, "log_to_driver": log_to_driver, "resources": resources}
+        rays_options |= {CPU: num_cpus, GPU: num_gpus}
+        _Holder.session = Session(_make_engine(engine, spin_us, log_to_driver, rays_options), totals)
         return _Holder.session
 
 
-def _make_engine(name: str, spin_us: float, log_to_driver: bool = True) -> Engine:
+def _has_ray() -> bool:
+    """Whether this program has started Ray; one that has not imported it has not."""
+    if sys.modules.get("ray") is None:
+        return False
+    from crossfade.engines.ray import is_running
+
+    return is_running()
+
+
+def _make_engine(
+    name: str, spin_us: float, log_to_driver: bool = True, rays_options: Mapping[str, Any] = MappingProxyType({})
+) -> Engine:
     if name == "inline":
         from crossfade.engines.inline import InlineEngine
 
         return InlineEngine()
+    if name == "ray":
+        from crossfade.engines.ray import RayEngine, start_ray
+
+        owns_ray = start_ray({name: value for name, value in rays_options.items() if value is not None})
+        return RayEngine(spin_us=spin_us, owns_ray=owns_ray)
     from crossfade.engines.local import LocalEngine
 
     return LocalEngine(spin_us=spin_us, log_to_driver=log_to_driver)

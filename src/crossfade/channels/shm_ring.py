@@ -228,11 +228,32 @@ class ShmWriter(RingEnd):
         except BaseException:
             self._slots.put_back(slot)
             raise
-        word = self.at >> 3
-        self.words[word + 1], self.words[word + 2], self.words[word + 3] = slot, offset, capacity
-        self.words[word] = message.size_bytes << 8 | kind
-        self._num_bytes += message.size_bytes
+        self._name_slot((slot, offset, capacity), message.size_bytes, kind)
         return slot
+
+    def _name_slot(self, place: tuple[int, int, int], size: int, kind: int) -> None:
+        word = self.at >> 3
+        self.words[word + 1], self.words[word + 2], self.words[word + 3] = place
+        self.words[word] = size << 8 | kind
+        self._num_bytes += size
+
+    def reserve(self, size: int) -> tuple[tuple[int, int, int], memoryview]:
+        """A slot, and its memory, for an owner that fills it bit by bit and then calls `stage_reserved`."""
+        slot, offset, capacity, view = self._slots.take(size)
+        return (slot, offset, capacity), view
+
+    def stage_reserved(self, place: tuple[int, int, int], size: int, kind: int) -> None:
+        """`stage` for what an owner has filled."""
+        self._name_slot(place, size, kind)
+
+    def take_room(self) -> bool:
+        """Takes the room of one record, for an owner that counts by itself, and may take that of several before it fills them.
+        False if there is none now: the readers ring when there is.
+        """
+        if not self.has_room():
+            return False
+        self._num_missing = len(self._credits)
+        return True
 
     def replace(self, at: int, data: bytes) -> None:
         """Puts a pickle of at most `INLINE_BYTES` into the place of a record that readers may have seen."""

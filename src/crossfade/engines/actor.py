@@ -5,16 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import pickle
-import signal
-import socket
-import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from crossfade.channels.values.codec import dump_in_band
+from crossfade.channels.wires import Wires
 from crossfade.edges.life import Event
 from crossfade.engines import control
 from crossfade.engines.actor_part import NotUnpickled, Part, PartOpener
@@ -23,14 +20,14 @@ from crossfade.engines.driver import channel_statistics
 from crossfade.engines.exchanges import Exchanges
 from crossfade.engines.explained import explained, fault_text
 from crossfade.engines.protocol import ActorStatistics, method_of
-from crossfade.engines.sentinel import Sentinel, all_stacks
+from crossfade.engines.rendezvous import Rendezvous
+from crossfade.engines.sentinel import all_stacks
 from crossfade.engines.state import ActorState, PartState
 from crossfade.errors import ChannelError, DeviceError, Failure
 from crossfade.host.doorbell import Bell, Doorbell
-from crossfade.host.frames import KEY_BYTES, FrameError
-from crossfade.host.limits import allow_many_descriptors, reserve_descriptors, with_reserve
+from crossfade.host.limits import with_reserve
 from crossfade.host.memory import Memory
-from crossfade.host.sockets import Connection, take_over
+from crossfade.host.sockets import Connection
 from crossfade.interrupted import breathe
 from crossfade.plan.actions import Verb
 from crossfade.runtime.cursor import idle_of
@@ -39,7 +36,7 @@ from crossfade.runtime.run import returns
 if TYPE_CHECKING:
     from crossfade.engines.actor_devices import ActorDevices
 
-__all__ = ["main"]
+__all__ = ["Actor"]
 
 _SERVE_S: Final = 0.001  # how often to look after devices while something is to be done that no doorbell tells of
 
@@ -47,10 +44,10 @@ _ALL_TURNS: Final = 32
 """In every so many turns all parts are looked at, also those that seem to have nothing to do: their channels may have ended."""
 
 
-class _Actor:
+class Actor:
     """The actor's side of everything."""
 
-    def __init__(self, connection: Connection, doorbell: Doorbell) -> None:
+    def __init__(self, connection: Connection, doorbell: Doorbell, instance: Any = None) -> None:
         self._connection = connection
         self._doorbell = doorbell
         self._bells: dict[str, Bell] = {}
@@ -59,7 +56,7 @@ class _Actor:
         self._parts: dict[int, Part] = {}
         self._running: list[Part] = []  # the parts whose cursors can move
         self._name = ""
-        self._instance: Any = None
+        self._instance: Any = instance  # made by somebody else, or None until `control.Create` comes
         self._has_mail = False
         self._num_turns = 0
         self._first_reserved = 0  # a descriptor: the first of the reserve, when the last message came
@@ -67,6 +64,8 @@ class _Actor:
         self.is_forked = False
         self._devices: ActorDevices | None = None
         self._exchanges = Exchanges()
+        self._rendezvous: dict[int, Rendezvous] = {}  # by plan, where peers on other hosts connect
+        self._wires: dict[int, Wires] = {}  # by plan, its connections with other hosts
         self.look_after: Callable[[Callable[[], str]], None] = lambda failure: None  # see `Sentinel.look_after`
         self._gpus: tuple[int, ...] = ()
         self._doing = ""  # what is not an action of a plan
@@ -106,6 +105,9 @@ class _Actor:
             has_moved = self._advance([part for part in parts if part not in able])
         if self._devices is not None and self._devices.is_pending and self._devices.poll():
             has_moved = True
+        for wires in self._wires.values():
+            if wires.pump():
+                has_moved = True
         if has_moved and not self._doorbell.flags[1]:
             return True
         return self._look_around() or has_moved
@@ -169,6 +171,8 @@ class _Actor:
                 self._tell_topology(message)
             case control.Introduce():
                 self._introduce(message.peer, *fds)
+            case control.Listen():
+                self._listen(message)
             case control.OpenPlan():
                 self._open(message, fds)
             case control.ClosePlan():
@@ -186,8 +190,9 @@ class _Actor:
         try:
             if message.gpus:
                 self._own_devices().select()
-            cls, args, kwargs = pickle.loads(message.payload)
-            self._instance = cls(*args, **kwargs)
+            if message.payload:
+                cls, args, kwargs = pickle.loads(message.payload)
+                self._instance = cls(*args, **kwargs)
         except Exception as error:
             failure = Failure.capture(error, actor=self._name, node=f"{self._name}.__init__")
             send(self._connection, control.Created(failure))
@@ -225,6 +230,7 @@ class _Actor:
         send(self._connection, control.Returned(message.number, payload, failure))
 
     def _introduce(self, peer: str, bell_memory_fd: int, bell_fd: int, pidfd: int) -> None:
+        self._gone.discard(peer)  # an actor that was restarted
         self._bells[peer] = Bell(Memory(bell_memory_fd), bell_fd)
         self._pidfds[peer] = pidfd
         self._doorbell.watch(pidfd, lambda: self._peer_died(peer))
@@ -254,12 +260,23 @@ class _Actor:
         self._bells.pop(peer).close()
         self._break_off(peer)
 
+    def _listen(self, message: control.Listen) -> None:
+        port, failure = 0, None
+        try:
+            self._rendezvous[message.number] = Rendezvous(message.address, message.key)
+            port = self._rendezvous[message.number].port
+        except OSError as error:
+            failure = Failure.capture(error, actor=self._name, node=f"listening at {message.address}")
+        send(self._connection, control.Listening(message.number, port, failure))
+
     def _open(self, message: control.OpenPlan, fds: tuple[int, ...]) -> None:
         try:
             with explained(ChannelError, f"actor {self._name} has no room for them"):
                 self._refuse_reserved(fds)
                 self._parts[message.number] = part = self._opened_part(message, list(fds))
             self._running.append(part)
+            if part.wiring.wires is not None:
+                self._wires[message.number] = part.wiring.wires
             failure = None
         except NotUnpickled as error:
             cause = error.__cause__ or error
@@ -270,7 +287,9 @@ class _Actor:
 
     def _opened_part(self, message: control.OpenPlan, fds: list[int]) -> Part:
         mine = self._doorbell, self._bells, self._pidfds, self._gone, self._exchanges
-        opener = PartOpener(self._name, self._instance, *mine, self._own_devices, self._break_off, self._set_doing)
+        rendezvous = self._rendezvous.get(message.number)
+        calls = self._own_devices, self._break_off, self._set_doing
+        opener = PartOpener(self._name, self._instance, *mine, *calls, rendezvous)
         try:
             return opener.part(message, fds)
         except BaseException:
@@ -289,6 +308,10 @@ class _Actor:
 
     def _close(self, message: control.ClosePlan) -> None:
         number = message.number
+        self._wires.pop(number, None)
+        rendezvous = self._rendezvous.pop(number, None)
+        if rendezvous is not None:
+            rendezvous.close()
         part = self._parts.pop(number, None)
         if part is not None:
             if part in self._running:
@@ -316,6 +339,11 @@ class _Actor:
             spans += self._devices.spans(message.number)
         send(self._connection, control.Reported(message.query, spans, statistics))
 
+    @property
+    def name(self) -> str:
+        """Empty until it was made."""
+        return self._name
+
     def describe(self) -> ActorState:
         """What this actor is doing. Called by the sentinel while the main thread does it."""
         parts = list(self._parts.items())
@@ -334,55 +362,24 @@ class _Actor:
             return ""
         return f"runs {self._name}.{part.plan.node[action.target].method} (node {action.target})"
 
+    def leave_all(self) -> None:
+        """Gives up all parts: the driver is gone, and this process goes on."""
+        self._running.clear()
+        self._wires.clear()
+        while self._rendezvous:
+            self._rendezvous.popitem()[1].close()
+        while self._parts:
+            _, part = self._parts.popitem()
+            part.wiring.give_up()
+            part.communicators.destroy()
+        while self._pidfds:
+            os.close(self._pidfds.popitem()[1])
+        while self._bells:
+            self._bells.popitem()[1].close()
+
     def _forked(self) -> None:
         """In a child that user code has forked: everything here is the parent's."""
         for part in self._parts.values():
             part.cursor.stop()
         self._is_stopped = self.is_forked = True
         self._connection.close()  # this process's descriptor only
-
-
-def main(
-    control_fd: int,
-    keys_fd: int,
-    bell_memory_fd: int,
-    bell_fd: int,
-    driver_pidfd: int,
-    lifeline_fd: int,
-    door_fd: int,
-    stacks_fd: int,
-    spin_us: float,
-) -> None:
-    """Runs an actor on inherited descriptors. The driver's Ctrl-C is the driver's business."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    allow_many_descriptors()
-    reserve_descriptors()
-    for fd in (control_fd, bell_memory_fd, bell_fd, driver_pidfd, lifeline_fd, door_fd, stacks_fd):
-        os.set_inheritable(fd, False)  # they are this process's, not those of programs that it starts
-    keys = take_over(keys_fd, 2 * KEY_BYTES)
-    connection = Connection(socket.socket(fileno=control_fd), keys[:KEY_BYTES], "actor")
-    door = Connection(socket.socket(fileno=door_fd), keys[KEY_BYTES:], "actor")
-    actor = _Actor(connection, Doorbell(bell_memory_fd, bell_fd, spin_us=spin_us))
-    actor.look_after = Sentinel(driver_pidfd, lifeline_fd, door, stacks_fd, actor.describe).look_after
-    code = 0
-    try:
-        actor.serve()
-    except FrameError as error:
-        print(f"crossfade: actor {actor._name} stops: its control connection is broken, {error}", file=sys.stderr)
-        code = 1
-    except ConnectionError:
-        pass  # the driver is gone
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    if actor.is_forked:
-        print("a process that was forked in a method of an actor must not return from that method", file=sys.stderr)
-        code = code or 1
-    with suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    # Threads of gloo or of user code must not keep a stopped actor alive, however it came to its end.
-    os._exit(code)

@@ -14,6 +14,7 @@ from crossfade.engines.board import device_memories, peers_of, uses_devices
 from crossfade.engines.communicators import Communicators
 from crossfade.engines.exchanges import Exchanges
 from crossfade.engines.machine import spin_us_for
+from crossfade.engines.rendezvous import Rendezvous, open_wires
 from crossfade.engines.wiring import Wiring
 from crossfade.errors import ChannelBroken
 from crossfade.host.doorbell import Bell, Doorbell
@@ -65,6 +66,7 @@ class PartOpener:
     own_devices: Callable[[], ActorDevices]
     break_off: Callable[[str], None]  # called with a peer that has died
     set_doing: Callable[[str], None]  # called with what the actor does, for its description
+    rendezvous: Rendezvous | None = None  # where peers on other hosts connect
 
     def part(self, message: control.OpenPlan, fds: list[int]) -> Part:
         """The part of this actor. Nothing is left of it where that raises, except in `ActorDevices`."""
@@ -74,7 +76,9 @@ class PartOpener:
         store = Memory(fds.pop(0)) if message.has_store else None
         shared = None
         if uses_devices(message.plan, self.name):
-            shared = {name: Memory(fds.pop(0)) for name in device_memories(message.plan)}
+            shared = {
+                name: Memory(fds.pop(0)) for name in device_memories(message.plan, message.plan.host_of(self.name))
+            }
         heaps = {owner: Memory(fd) for owner, fd in zip(message.heaps, fds, strict=True)}
         try:
             return self._wired(message, board, heaps, store, shared)
@@ -109,7 +113,10 @@ class PartOpener:
 
         def make() -> Wiring:
             ends = device_ends, copies, self.break_off, self.exchanges, communicators.by_id
-            return Wiring(plan, self.name, board, heaps, self.bells, store, *ends)
+            wires = open_wires(
+                plan, self.name, self.bells[self.name], self.doorbell, message.addresses, self.rendezvous
+            )
+            return Wiring(plan, self.name, board, heaps, self.bells, store, *ends, wires)
 
         peers = peers_of(plan, self.name)
         with ExitStack() as undo:

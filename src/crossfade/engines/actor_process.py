@@ -1,39 +1,54 @@
-"""One actor's process, as the driver sees it: how it is started, spoken to, and buried."""
+"""One actor's process, as the driver sees it: how it is spoken to, and buried. What knows how it started and ended is a `Child`."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from crossfade.engines import control
 from crossfade.engines.control import post, send
-from crossfade.engines.output import Pipes
 from crossfade.engines.sentinel import SideDoor
 from crossfade.engines.state import ActorState, Fate
-from crossfade.errors import ActorStartError
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.frames import FrameError, new_key
-from crossfade.host.interpreter import code_to_run, search_path
 from crossfade.host.limits import limit_met
 from crossfade.host.memory import Memory
-from crossfade.host.processes import KILLED, await_end, count_oom_kills, describe_exit, is_ending, open_pidfd
+from crossfade.host.processes import KILLED, await_end, count_oom_kills, is_ending, open_pidfd
 from crossfade.host.sockets import Connection, hand_over
 from crossfade.interrupted import passed_through_others
 
-__all__ = ["ActorProcess"]
+__all__ = ["ActorProcess", "Child", "Start"]
 
 _SIGNAL_S = 0.5
 
 
-class ActorProcess:
-    """One actor's process, as the driver sees it. An `ActorStartError` if the system could not start it; nothing is left then."""
+class Child(Protocol):
+    """A process that was started, as the system knows it."""
 
-    def __init__(self, name: str, spin_us: float, driver_pidfd: int, pipes: Pipes) -> None:
+    pid: int
+    is_borrowed: bool  # whether it is a process of somebody else's, which goes on without the driver
+
+    def await_exit(self, pidfd: int) -> int | None:
+        """Waits for its end; its exit status as ``subprocess`` has it, or None if the status is lost."""
+
+    def describe(self, code: int | None) -> str:
+        """Its exit status in words."""
+
+    def discard(self) -> None:
+        """Ends a process that nobody is going to use."""
+
+
+Start: TypeAlias = Callable[[tuple[int, ...]], Child]
+"""Starts an actor's process, or finds one, and gives it these descriptors: the arguments of `crossfade.engines.serving.serve`."""
+
+
+class ActorProcess:
+    """One actor's process, as the driver sees it. An error of ``start`` leaves nothing behind."""
+
+    def __init__(self, name: str, driver_pidfd: int, start: Start) -> None:
         self.name = name
         self.num_oom_kills = count_oom_kills()
         self.known: set[str] = set()  # peers that it was introduced to
@@ -69,11 +84,11 @@ class ActorProcess:
             keys_fd = hand_over(b"".join(keys))
             theirs.callback(os.close, keys_fd)
             mine = (*self.bell_fds, driver_pidfd, their_lifeline, their_door.fileno(), stacks.fd)
-            self.popen = _start(name, (their_end.fileno(), keys_fd, *mine), spin_us, pipes)
-            undo.callback(self.popen.wait)
-            undo.callback(self.popen.kill)
-            self.pidfd = open_pidfd(self.popen.pid)
-            self.fate = Fate(name, self.popen.pid)
+            self._child = start((their_end.fileno(), keys_fd, *mine))
+            undo.callback(self._child.discard)
+            self.pid = self._child.pid
+            self.pidfd = open_pidfd(self.pid)
+            self.fate = Fate(name, self.pid)
             undo.pop_all()
 
     def send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
@@ -116,32 +131,31 @@ class ActorProcess:
 
     def kill(self) -> None:
         """Kills the process. (``Popen.kill`` would poll it, and mistake an exit status that was collected elsewhere for code 0.)"""
+        if self._child.is_borrowed:
+            self.connection.hang_up()
+            return
         with suppress(OSError):  # it has ended, and another thread may have closed the pidfd
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
             self._is_killed = True
 
+    @property
+    def is_borrowed(self) -> bool:
+        """Whether its process goes on without the driver: to end it is to let it go."""
+        return self._child.is_borrowed
+
     def await_ending(self, timeout_s: float) -> bool:
         """Whether it has ended. If it is on its way out, waits for that; but once only where it takes longer."""
-        if self._is_overdue or not is_ending(self.popen.pid):
+        if self._is_overdue or not is_ending(self.pid):
             return False
         has_ended = await_end(self.pidfd, timeout_s)
         self._is_overdue = not has_ended
         return has_ended
 
     def await_exit(self) -> int | None:
-        """Waits for the process to end. Returns its exit status as ``subprocess`` does; None if the status is lost.
-
-        ``Popen.wait`` has a lock: a signal's handler would wait for its own thread if that holds the lock, and could leave other
-        threads waiting. It also mistakes a status that was collected elsewhere for code 0.
-        """
+        """Waits for the process to end. Returns its exit status as ``subprocess`` does; None if the status is lost."""
         if not self._has_exited:
-            code: int | None = None
-            with suppress(ChildProcessError):  # the status was collected elsewhere
-                result = os.waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOWAIT)
-                if result is not None:
-                    code = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
-            self._has_exited, self._exit_code = True, code
-            self.popen.poll()
+            self._exit_code = self._child.await_exit(self.pidfd)
+            self._has_exited = True
         return self._exit_code
 
     def describe_end(self, code: int | None) -> str:
@@ -152,7 +166,7 @@ class ActorProcess:
             return f"{failure}; its process was ended, for others would have waited for what it had begun there"
         if code is None and self._is_killed:
             return KILLED
-        text = describe_exit(code)
+        text = self._child.describe(code)
         if code == -signal.SIGKILL and count_oom_kills() > self.num_oom_kills:
             text += " (memory ran out, and the system ended a process)"
         return text
@@ -163,19 +177,23 @@ class ActorProcess:
         if lifeline >= 0:  # it is closed already where the actor has ended
             os.close(lifeline)
 
+    def ask(self) -> None:
+        """Asks what it is doing; `look` has the answer."""
+        self.side_door.ask()
+
     def look(self, timeout_s: float) -> ActorState:
         """What it is doing; it was asked through its side door."""
         try:
             state = self.side_door.answer(timeout_s)
             if state is not None:
                 return state
-            stacks = "" if self.fate.end else self.side_door.stacks_by_signal(self.popen.pid, _SIGNAL_S)
+            stacks = "" if self.fate.end else self.side_door.stacks_by_signal(self.pid, _SIGNAL_S)
         except (OSError, ValueError):  # another thread has closed the descriptors
             stacks = ""
         if self.fate.end:
             return self.fate.obituary()
         why = "it holds the interpreter lock in a long call" if stacks else "it is starting, stopped or ending"
-        return ActorState(self.name, self.popen.pid, f"does not answer: {why}", stacks=stacks)
+        return ActorState(self.name, self.pid, f"does not answer: {why}", stacks=stacks)
 
     def discard(self) -> None:
         """Ends it at once, and gives its descriptors back."""
@@ -192,26 +210,3 @@ class ActorProcess:
         for fd in fds:
             if fd >= 0:
                 os.close(fd)
-
-
-def _start(name: str, fds: tuple[int, ...], spin_us: float, pipes: Pipes) -> subprocess.Popen[bytes]:
-    """Starts the interpreter of an actor. Until it ignores Ctrl-C, which is the driver's business, it has it blocked."""
-    stdout, stderr = pipes.for_child
-    path = search_path()
-    command = [sys.executable, "-u", "-c", code_to_run(path.fd, "crossfade.engines.actor", *fds, spin_us)]
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        inherited = (*fds, path.fd)
-        return subprocess.Popen(command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
-    except (OSError, subprocess.SubprocessError) as error:
-        if limit_met(error):
-            raise
-        failed = ActorStartError(
-            f"the process of actor {name} could not be started: {error}",
-            hint=f"the interpreter is {sys.executable!r}; is there memory, and room for one more process?",
-        )
-        failed.actor = name
-        raise failed from error
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        path.close()

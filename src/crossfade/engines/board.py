@@ -18,7 +18,7 @@ from crossfade.plan.actions import Action, Verb
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.plan.turns import predecessors, turn_peers
 from crossfade.plan.upstream import upstream
-from crossfade.types import Transport
+from crossfade.types import DRIVER, Transport
 
 if TYPE_CHECKING:
     from crossfade.device.staged_layout import StagedLayout
@@ -32,6 +32,7 @@ __all__ = [
     "board_size_bytes",
     "device_memories",
     "format_board",
+    "heap_of",
     "heap_owners",
     "heaps_of",
     "is_on_devices",
@@ -48,12 +49,21 @@ __all__ = [
     "set_aside_bytes",
     "staged_layout",
     "uses_devices",
+    "wired_peers",
 ]
 
 SIGNALS, STAGING = "signals", "chunks"
 """Names of `device_memories`: the signals of copy channels' lanes, and the chunks of staged channels'."""
 
-_HAVE_RECORDS = (Transport.SHM, Transport.COPY, Transport.STAGED, Transport.NCCL, Transport.COMMUNICATOR)
+_HAVE_RECORDS = (
+    Transport.SHM,
+    Transport.COPY,
+    Transport.STAGED,
+    Transport.NCCL,
+    Transport.COMMUNICATOR,
+    Transport.TCP,
+)
+_HAVE_SLOTS = (Transport.SHM, Transport.TCP)
 _HAVE_LANES = (Transport.COPY, Transport.STAGED)
 
 
@@ -99,11 +109,11 @@ def pushes(plan: Plan, party: str) -> list[tuple[int, int]]:
     return list(found)
 
 
-def places(plan: Plan) -> Iterator[RingPlace]:
-    """Each channel whose records lie on the board, in order."""
+def places(plan: Plan, host: str = "") -> Iterator[RingPlace]:
+    """Each channel whose records lie on the board of a host, in order: with its readers, as those of ``tcp`` do."""
     offset = signal = chunks_offset = 0
     for spec in plan.channels:
-        if spec.transport not in _HAVE_RECORDS:
+        if spec.transport not in _HAVE_RECORDS or plan.host_of(spec.landing) != host:
             continue
         ring = RingLayout(spec.depth, len(spec.readers))
         lanes = None
@@ -145,30 +155,33 @@ def layout_of(place: RingPlace) -> DeviceLayout:
     return place.lanes
 
 
-def board_size_bytes(plan: Plan) -> int:
-    """Memory that the blocks of all rings need."""
-    return max((place.end for place in places(plan)), default=1)
+def board_size_bytes(plan: Plan, host: str = "") -> int:
+    """Memory that the blocks of all rings of a host need."""
+    return max((place.end for place in places(plan, host)), default=1)
 
 
 def set_aside_bytes(plan: Plan) -> int:
-    """Shared memory that a plan takes before its first value: the board, and the slots that ``buffer_bytes`` asks for, which are
-    an eighth larger (`crossfade.channels.slots`).
+    """Shared memory that a plan takes on the driver's host before its first value: the board, and the slots that ``buffer_bytes``
+    asks for, which are an eighth larger (`crossfade.channels.slots`).
     """
-    rings = [spec for spec in plan.channels if spec.transport is Transport.SHM]
-    return board_size_bytes(plan) + sum(spec.depth * (spec.buffer_bytes + spec.buffer_bytes // 8) for spec in rings)
+    here = plan.host_of(DRIVER)
+    rings = [spec for spec in plan.channels if spec.transport in _HAVE_SLOTS and plan.host_of(spec.landing) == here]
+    return board_size_bytes(plan, here) + sum(
+        spec.depth * (spec.buffer_bytes + spec.buffer_bytes // 8) for spec in rings
+    )
 
 
-def device_memories(plan: Plan) -> Mapping[str, int]:
+def device_memories(plan: Plan, host: str = "") -> Mapping[str, int]:
     """Memory beside the board that ends on devices need, by name: its length. Every party that uses devices gets all of it."""
-    found = list(places(plan))
+    found = list(places(plan, host))
     signals = [place.lanes.signals_bytes for place in found if place.lanes and place.spec.transport is Transport.COPY]
     sizes_bytes = {SIGNALS: align(sum(signals), PAGE_BYTES), STAGING: sum(map(_chunks_bytes, found))}
     return {name: size_bytes for name, size_bytes in sizes_bytes.items() if size_bytes}
 
 
-def format_board(plan: Plan, board: mmap.mmap) -> None:
-    """Makes zeroed memory the empty rings of a plan."""
-    for place in places(plan):
+def format_board(plan: Plan, board: mmap.mmap, host: str = "") -> None:
+    """Makes zeroed memory the empty rings of a plan on a host."""
+    for place in places(plan, host):
         format_ring(board, place.offset, place.ring)
         if place.lanes:
             from crossfade.edges.layout import format_lanes
@@ -176,7 +189,7 @@ def format_board(plan: Plan, board: mmap.mmap) -> None:
             format_lanes(board, place.lanes_offset, place.lanes)
 
 
-def ring_states(plan: Plan, board: mmap.mmap) -> tuple[RingState, ...]:
+def ring_states(plan: Plan, board: mmap.mmap, host: str = "") -> tuple[RingState, ...]:
     """What lies in each ring at this moment, from the counters on the board."""
     return tuple(
         RingState(
@@ -186,7 +199,7 @@ def ring_states(plan: Plan, board: mmap.mmap) -> tuple[RingState, ...]:
             place.spec.depth,
             open_semaphore(address_of(board, place.offset) + place.ring.items(index))._get_value(),
         )
-        for place in places(plan)
+        for place in places(plan, host)
         for index, reader in enumerate(place.spec.readers)
     )
 
@@ -217,20 +230,31 @@ def link_parties(plan: Plan) -> list[str]:
     return sorted({party for spec in channels for party in (spec.writer, *spec.readers)})
 
 
-def heap_owners(plan: Plan) -> list[str]:
-    """Who writes to a shared-memory ring."""
-    return list(dict.fromkeys(spec.writer for spec in plan.channels if spec.transport in _HAVE_RECORDS))
+def heap_of(spec: ChannelSpec) -> str:
+    """Whose heap the slots of a ring lie in: the writer's, or for ``tcp`` one that the landing's process has for what comes in."""
+    return f"{spec.landing}<" if spec.transport is Transport.TCP else spec.writer
+
+
+def heap_owners(plan: Plan, host: str = "") -> list[str]:
+    """The heaps of a host."""
+    return list(dict.fromkeys(heap_of(place.spec) for place in places(plan, host)))
 
 
 def heaps_of(plan: Plan, party: str) -> tuple[str, ...]:
-    """Whose heaps a party needs: its own, and those of the writers that it reads from."""
+    """The heaps that a party needs: its own, and those of the rings that it reads from."""
     return tuple(
         dict.fromkeys(
-            spec.writer
-            for spec in plan.channels
-            if spec.transport in _HAVE_RECORDS and (party == spec.writer or party in spec.readers)
+            heap_of(place.spec)
+            for place in places(plan, plan.host_of(party))
+            if party == place.spec.writer or party in place.spec.readers
         )
     )
+
+
+def wired_peers(plan: Plan, party: str) -> list[str]:
+    """The parties on other hosts with which one has a connection (`crossfade.channels.wire`), each once, in order."""
+    ends = [{spec.writer, spec.landing} for spec in plan.channels if spec.transport is Transport.TCP]
+    return sorted({peer for pair in ends if party in pair for peer in pair - {party}})
 
 
 def is_on_devices(spec: ChannelSpec | CollectiveSpec) -> bool:

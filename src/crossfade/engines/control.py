@@ -7,6 +7,7 @@ an error in the user's part becomes an answer.
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from crossfade.plan.plan import Plan
 from crossfade.plan.spans import Span
 
 __all__ = [
+    "Addresses",
     "AskTopology",
     "Call",
     "ClosePlan",
@@ -26,6 +28,8 @@ __all__ = [
     "Created",
     "Faulted",
     "Introduce",
+    "Listen",
+    "Listening",
     "OpenPlan",
     "Opened",
     "Report",
@@ -108,6 +112,32 @@ class Constants:
 
 
 @dataclass(frozen=True, slots=True)
+class Listen:
+    """To the actor: let peers on other hosts connect to you, for a plan that is about to be opened."""
+
+    number: int
+    address: str
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """The answer: on which port, or the error."""
+
+    number: int
+    port: int
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """How parties of a plan on other hosts are reached: who is not in it connects to this party."""
+
+    key: bytes
+    of: Mapping[str, tuple[str, int]]  # address and port
+
+
+@dataclass(frozen=True, slots=True)
 class OpenPlan:
     """To the actor: take part in a plan. ``calls`` holds the arguments of its nodes, by node id.
 
@@ -123,6 +153,7 @@ class OpenPlan:
     record: bool
     origin_ns: int
     debug: bool = False
+    addresses: Addresses | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ class DeviceTurns:
         self._signals = signals
         self._wake_in = wake_in
         self._before = predecessors(plan)
-        self._places = {place.spec.id: place for place in places(plan) if place.lanes}
+        hosts = dict.fromkeys(plan.hosts.values()) or [""]
+        self._places = {place.spec.id: place for host in hosts for place in places(plan, host) if place.lanes}
         self._awaited: dict[str, list[Counter]] = defaultdict(list)
 
     def open(self, place: RingPlace, board: mmap.mmap, bells: Mapping[str, Bell]) -> Turns | None:

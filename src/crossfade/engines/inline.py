@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
+from types import MappingProxyType
 from typing import Any
 
 from crossfade.channels.local import LocalReader, open_local
@@ -63,6 +64,7 @@ class InlineEngine:
     """Runs everything in the calling thread."""
 
     name = "inline"
+    places_actors = False
 
     def __init__(self) -> None:
         self._instances: dict[str, Any] = {}
@@ -74,7 +76,13 @@ class InlineEngine:
 
     @interruptible
     def start_actor(
-        self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any], gpus: tuple[int, ...] = ()
+        self,
+        actor: str,
+        cls: type,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        gpus: tuple[int, ...] = (),
+        options: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         with CulpritNamed(arguments(f"the constructor of {cls.__name__}", args, kwargs)):
             payload = dump_in_band((tuple(args), dict(kwargs)))
@@ -117,6 +125,9 @@ class InlineEngine:
     def ask_topology(self, actor: str) -> _DoneCall:
         """All actors are in this process, and nothing goes between GPUs."""
         return _DoneCall(Topology())
+
+    def hosts(self, actors: Sequence[str]) -> Mapping[str, str]:
+        return {}
 
     def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool, debug: bool = False) -> _InlinePlan:
         instances = {actor: self._instance(actor) for actor in plan.programs if actor != DRIVER}

@@ -11,15 +11,15 @@ import itertools
 import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from crossfade.channels.values.codec import dump_in_band, hint_for_unpickling
 from crossfade.engines import control
-from crossfade.engines.actor_process import ActorProcess
 from crossfade.engines.communicators import entangled, refuse_entangled
 from crossfade.engines.explained import explained
 from crossfade.engines.local_plan import LocalPlan
-from crossfade.engines.local_processes import SHUT_DOWN, Processes
+from crossfade.engines.local_processes import SHUT_DOWN, AnyProcess, Processes
 from crossfade.engines.state import State
 from crossfade.engines.unpicklable import CulpritNamed, arguments
 from crossfade.errors import ActorStartError, Failure, GraphError, SessionError
@@ -38,7 +38,7 @@ which may take a while (an actor may still be loading torch), before it is refus
 
 
 class _LocalCall:
-    def __init__(self, processes: Processes, process: ActorProcess, number: int) -> None:
+    def __init__(self, processes: Processes, process: AnyProcess, number: int) -> None:
         self._processes = processes
         self._process = process
         self._number = number
@@ -89,6 +89,7 @@ class LocalEngine:
     """
 
     name = "local"
+    places_actors = False
 
     def __init__(self, *, spin_us: float = DEFAULT_SPIN_US, log_to_driver: bool = True) -> None:
         self._numbers = itertools.count()
@@ -100,7 +101,13 @@ class LocalEngine:
         return self.processes.doorbell
 
     def start_actor(
-        self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any], gpus: tuple[int, ...] = ()
+        self,
+        actor: str,
+        cls: type,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        gpus: tuple[int, ...] = (),
+        options: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         with explained(ActorStartError, f"actor {actor} could not be started"):
             things = ((f"class {cls.__name__}", cls), *arguments(f"the constructor of {cls.__name__}", args, kwargs))
@@ -108,7 +115,11 @@ class LocalEngine:
                 payload = dump_in_band(
                     (cls, tuple(args), dict(kwargs))
                 )  # before the process starts, since it may raise
-            self.processes.start(actor, payload, gpus)
+            self._start(control.Create(actor, payload, gpus), options)
+
+    def _start(self, first: control.Create, options: Mapping[str, Any]) -> None:
+        """Starts an actor's process, whose first message this is. The session has looked after its ``options``."""
+        self.processes.start(first.actor, first)
 
     def call(
         self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], num_returns: int = 1
@@ -123,11 +134,14 @@ class LocalEngine:
         return self._ask(self.processes.process(actor), control.AskTopology(next(self._numbers)))
 
     @uninterrupted
-    def _ask(self, process: ActorProcess, message: control.Call | control.AskTopology) -> _LocalCall:
+    def _ask(self, process: AnyProcess, message: control.Call | control.AskTopology) -> _LocalCall:
         process.awaited.add(message.number)
         call = _LocalCall(self.processes, process, message.number)
         process.send(message)
         return call
+
+    def hosts(self, actors: Sequence[str]) -> Mapping[str, str]:
+        return {}
 
     def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool, debug: bool = False) -> LocalPlan:
         processes = self.processes

@@ -7,36 +7,29 @@ import mmap
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
 from crossfade.channels.values.fitting import Fitting
 from crossfade.engines import control
-from crossfade.engines.board import (
-    board_size_bytes,
-    device_memories,
-    format_board,
-    heap_owners,
-    heaps_of,
-    meeting_parties,
-    peers_of,
-    ring_states,
-    set_aside_bytes,
-    uses_devices,
-)
+from crossfade.engines.board import heaps_of, meeting_parties, ring_states, set_aside_bytes
 from crossfade.engines.driver import DriverEnds
 from crossfade.engines.local_processes import Processes
 from crossfade.engines.machine import spin_us_for
 from crossfade.engines.protocol import ActorStatistics
+from crossfade.engines.rendezvous import Rendezvous, listeners, open_wires
+from crossfade.engines.site import Site
 from crossfade.engines.state import RingState
 from crossfade.engines.unpicklable import CulpritNamed, constants
 from crossfade.engines.wiring import Wiring
 from crossfade.errors import ActorError, ChannelError, Failure, GraphError, SessionError, TeardownTimeout
-from crossfade.host.memory import Memory, available_bytes
+from crossfade.host.doorbell import Bell
+from crossfade.host.frames import new_key
+from crossfade.host.memory import available_bytes
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 from crossfade.plan.spans import Span
-from crossfade.plan.turns import predecessors
 from crossfade.runtime.record import Recorder
 from crossfade.types import DRIVER
 
@@ -80,6 +73,8 @@ class LocalPlan:
         self._told: dict[str, tuple[str, ...]] = {}  # by actor: the absent actors that it was told of
         self._wiring: Wiring | None = None
         self._board: mmap.mmap | None = None
+        self._rendezvous: Rendezvous | None = None  # where parties on other hosts connect to the driver
+        self._bell: Bell | None = None  # the driver's own, for what comes over wires
         self._driver: DriverEnds  # from `open` on
 
     def open(self, calls: Mapping[str, Call]) -> None:
@@ -94,52 +89,76 @@ class LocalPlan:
         self._await_opened()
 
     def _open(self, payloads: Mapping[str, control.Constants], undo: ExitStack) -> None:
-        plan, processes = self.plan, self._processes
-
-        def create(label: str, size_bytes: int, undo: ExitStack = undo) -> Memory:
-            memory = Memory.create(label, size_bytes)
-            undo.callback(memory.close)
-            return memory
-
-        board_memory = create("board", board_size_bytes(plan))
-        board = board_memory.map(board_memory.size_bytes, populate=True)
-        format_board(plan, board)
-        own = undo.enter_context(ExitStack())
-        kept = heaps_of(plan, DRIVER)
-        heaps = {owner: create(f"heap-{owner}", 0, own if owner in kept else undo) for owner in heap_owners(plan)}
+        plan, processes, here = self.plan, self._processes, self.plan.host_of(DRIVER)
+        addresses = self._listen()
+        site = Site(plan, here, undo, keeper=DRIVER)
+        at: dict[str, dict[str, control.OpenPlan]] = {here: {}}
         meeting = meeting_parties(plan)
-        store = create("store", 0) if meeting else None
-        shared = [create(name, size_bytes) for name, size_bytes in device_memories(plan).items()]
-        before = predecessors(plan)
         for actor in self._actors:
-            for peer in sorted(peers_of(plan, actor, before)):
-                processes.introduce(actor, peer)
-            needed = heaps_of(plan, actor)
-            fds = (
-                board_memory.fd,
-                *((store.fd,) if store and actor in meeting else ()),
-                *(memory.fd for memory in shared if uses_devices(plan, actor)),
-                *(heaps[owner].fd for owner in needed),
-            )
-            message = control.OpenPlan(
+            host = plan.host_of(actor)
+            at.setdefault(host, {})[actor] = control.OpenPlan(
                 self.number,
                 plan,
                 payloads[actor],
-                needed,
+                heaps_of(plan, actor),
                 actor in meeting,
                 self._record,
-                self._origin_ns,
+                self._origin_ns + processes.clock_offset_ns(host),
                 self._debug,
+                addresses,
             )
-            processes.post(actor, message, fds)
-        self._board = board
-        bells = {actor: processes.process(actor).bell for actor in self._actors}
-        wiring = self._wiring = Wiring(plan, DRIVER, board, {owner: heaps[owner] for owner in kept}, bells)
-        own.pop_all()
+        for host, messages in at.items():
+            if host == here:
+                site.hand_out(processes, messages)
+            else:
+                processes.far_hosts[host].open_site(plan, host, messages)
+        self._board = site.board
+        bells = {actor: processes.here(actor).bell for actor in at[here]}
+        if self._rendezvous is not None or addresses is not None:
+            bells[DRIVER] = self._bell = processes.doorbell.bell()
+        wires = {}
+        if DRIVER in bells:
+            wires = dict(open_wires(plan, DRIVER, bells[DRIVER], processes.doorbell, addresses, self._rendezvous))
+        wiring = self._wiring = Wiring(plan, DRIVER, site.board, site.kept, bells, wires=wires)
+        site.keep()
         recorder = Recorder(DRIVER, self._origin_ns) if self._record else None
         driver = self._driver = DriverEnds(plan, wiring.ends, recorder, self._losses)
         self.try_submit, self.try_take, self.try_collect = driver.try_submit, driver.try_take, driver.try_collect
         self.is_submitted, self.awaited = driver.is_submitted, driver.awaited
+
+    def _listen(self) -> control.Addresses | None:
+        """Makes the parties listen to which others connect from other hosts; how they are reached, or None if there are none."""
+        plan, processes = self.plan, self._processes
+        parties = listeners(plan)
+        if not parties:
+            return None
+        key = new_key()
+        for party in parties:
+            address = processes.addresses[plan.host_of(party)]
+            if party == DRIVER:
+                self._rendezvous = Rendezvous(address, key)
+            else:
+                processes.post(party, control.Listen(self.number, address, key))
+        actors = [party for party in parties if party != DRIVER]
+        processes.wait_until(
+            lambda: (
+                self._lost is not None
+                or self._is_closed
+                or all((control.Listening, a) in self._answers for a in actors)
+            )
+        )
+        if self._lost is not None:
+            raise self._lost
+        if self._is_closed:
+            raise SessionError("the graph was not compiled: the session was shut down")
+        ports = {DRIVER: self._rendezvous.port} if self._rendezvous is not None else {}
+        for actor in actors:
+            answer: control.Listening = self._answers[control.Listening, actor]
+            if answer.failure is not None:
+                raise answer.failure.to_error()
+            ports[actor] = answer.port
+        of = {party: (processes.addresses[plan.host_of(party)], port) for party, port in ports.items()}
+        return control.Addresses(key, of)
 
     def _missing(self, kind: type) -> list[str]:
         is_alive = self._processes.is_alive
@@ -168,7 +187,11 @@ class LocalPlan:
     def _has_refused(self) -> bool:
         return any(kind is control.Opened and answer.failure for (kind, _), answer in list(self._answers.items()))
 
-    def receive(self, actor: str, reply: control.Opened | control.Closed | control.Reported | control.Faulted) -> None:
+    def receive(
+        self,
+        actor: str,
+        reply: control.Listening | control.Opened | control.Closed | control.Reported | control.Faulted,
+    ) -> None:
         if isinstance(reply, control.Reported):
             if reply.query in self._reports:
                 self._reports[reply.query][actor] = reply
@@ -245,7 +268,8 @@ class LocalPlan:
 
     def statistics(self) -> Mapping[str, ActorStatistics]:
         answers = self._query()
-        return {DRIVER: self._driver.statistics(), **{actor: report.statistics for actor, report in answers.items()}}
+        told = {DRIVER: self._driver.statistics(), **{actor: report.statistics for actor, report in answers.items()}}
+        return {party: replace(each, host=self.plan.host_of(party)) for party, each in told.items()}
 
     def _who_waited(self, actor: str) -> str:
         """Which nodes, on other actors or the driver, need what an actor's nodes make."""
@@ -262,8 +286,8 @@ class LocalPlan:
         return "".join(f"; {text}" for text in waiting[:_NUM_SHOWN]) + more
 
     def rings(self) -> tuple[RingState, ...]:
-        """What lies in the shared-memory rings."""
-        return () if self._board is None else ring_states(self.plan, self._board)
+        """What lies in the shared-memory rings of this host."""
+        return () if self._board is None else ring_states(self.plan, self._board, self.plan.host_of(DRIVER))
 
     def nudge(self) -> None:
         self._processes.doorbell.nudge()
@@ -308,9 +332,15 @@ class LocalPlan:
             self._is_closed = True
             self._forget(self.number)
             self._board = None
+        rendezvous, self._rendezvous = self._rendezvous, None
+        if rendezvous is not None:
+            rendezvous.close()
         wiring, self._wiring = self._wiring, None
         if wiring is not None:
             wiring.close()
+        bell, self._bell = self._bell, None
+        if bell is not None:
+            bell.close()
 
 
 def _pickled(plan: Plan, actor: str, calls: Mapping[str, Call]) -> control.Constants:

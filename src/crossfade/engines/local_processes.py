@@ -8,11 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 
 from crossfade.engines import control
-from crossfade.engines.actor_process import ActorProcess
+from crossfade.engines.actor_process import ActorProcess, Start
 from crossfade.engines.explained import explained
+from crossfade.engines.far import FarHost, FarProcess
+from crossfade.engines.interpreter import Interpreter
 from crossfade.engines.output import Output, Pipes
 from crossfade.engines.state import ActorState, Fate
 from crossfade.errors import ActorError, SessionError
@@ -23,7 +26,7 @@ from crossfade.host.processes import await_end, open_pidfd
 from crossfade.interrupted import checkpoint
 from crossfade.types import DRIVER
 
-__all__ = ["SHUT_DOWN", "Listener", "Processes"]
+__all__ = ["SHUT_DOWN", "AnyProcess", "Listener", "Processes"]
 
 SHUT_DOWN = "the session was shut down"
 
@@ -33,12 +36,21 @@ _GRACE_S = 1.0
 
 _ENDING_S = 1.0
 """How long the fault of one actor is held back for another actor that is ending, which may be the reason."""
+_FAR_ENDING_S = 2.0
+"""The same where actors are on other hosts: longer than a worker of Ray's takes to notice the end of its node."""
+
+
+AnyProcess: TypeAlias = ActorProcess | FarProcess
 
 
 class Listener(Protocol):
     """A plan, which its actors' answers and ends concern."""
 
-    def receive(self, actor: str, reply: control.Opened | control.Closed | control.Reported | control.Faulted) -> None:
+    def receive(
+        self,
+        actor: str,
+        reply: control.Listening | control.Opened | control.Closed | control.Reported | control.Faulted,
+    ) -> None:
         """An actor has answered, or cannot continue a plan, which may be another one."""
 
     def lose(self, actor: str, error: ActorError) -> None:
@@ -54,7 +66,7 @@ class Processes:
     def __init__(self, listeners: Callable[[], Iterable[Listener]], *, spin_us: float, log_to_driver: bool) -> None:
         allow_many_descriptors()
         self._listeners = listeners
-        self._spin_us = spin_us
+        self.spin_us = spin_us
         with explained(SessionError, "the session could not be started"), ExitStack() as undo:
             self.pidfd = open_pidfd(os.getpid())
             undo.callback(os.close, self.pidfd)
@@ -66,22 +78,28 @@ class Processes:
                 undo.callback(os.close, fd)
             self.doorbell = Doorbell(*self._bell_fds, spin_us=spin_us)
             undo.pop_all()
-        self.living: dict[str, ActorProcess] = {}  # by name
+        self.living: dict[str, AnyProcess] = {}  # by name
         self._fates: dict[str, Fate] = {}  # by name; of all actors
         self.is_closed = False
         self._closer = 0  # the thread that closes this, or 0
         self.ending = threading.RLock()  # held while an actor is buried, and while all are ended
         self._introducing = threading.RLock()
+        self.far_hosts: dict[str, FarHost] = {}  # by name, as plans have it
+        self.addresses: dict[str, str] = {}  # IP addresses of hosts, this one included, by name
+        # Called with an actor that is asked for: an engine whose actors start elsewhere waits for it there.
+        self.settle: Callable[[str], None] = lambda actor: None
 
     # Starting
 
-    def start(self, actor: str, payload: bytes, gpus: tuple[int, ...]) -> None:
-        """Starts an actor's process and sends it its class; does not wait for the constructor."""
-        with Pipes(self._output) as pipes:
-            process = ActorProcess(actor, self._spin_us, self.pidfd, pipes)
+    def start(self, actor: str, first: control.Create, start: Start | None = None) -> None:
+        """Starts an actor's process, as a child of this one unless ``start`` finds another, and sends it its first message; does
+        not wait for the constructor.
+        """
+        with Pipes(self._output if start is None else None) as pipes:
+            process = ActorProcess(actor, self.pidfd, start or partial(Interpreter, actor, self.spin_us, pipes))
             try:
                 self._take_on(process, pipes)
-                process.send(control.Create(actor, payload, gpus))
+                process.send(first)
                 checkpoint()
             except BaseException:
                 self.living.pop(actor, None)
@@ -99,8 +117,8 @@ class Processes:
             process.on_message = lambda: self._received_early(process)
             process.on_room = lambda is_wanted: self.doorbell.watch_room(control_fd, is_wanted=is_wanted)
             self.doorbell.watch(control_fd, lambda: self._converse(process))
-            pipes.follow(process.name, process.popen.pid, process.pidfd)
-            self.doorbell.watch(process.pidfd, lambda: self._ended(process))
+            pipes.follow(process.name, process.pid, process.pidfd)
+            self.doorbell.watch(process.pidfd, lambda: self.ended(process))
             self._fates[process.name] = process.fate
             self.living[process.name] = process
             self._refuse_if_closed(process)  # a signal's handler may have closed it in the middle of this
@@ -109,8 +127,9 @@ class Processes:
         if self.is_closed:
             raise SessionError(f"actor {process.name} was not started: {SHUT_DOWN}")
 
-    def process(self, actor: str) -> ActorProcess:
+    def process(self, actor: str) -> AnyProcess:
         """An actor that can take requests. Raises an `ActorError` for others."""
+        self.settle(actor)
         process, fate = self.living.get(actor), self._fates[actor]
         if process is None or fate.is_over:
             raise fate.error()
@@ -123,17 +142,36 @@ class Processes:
         self.doorbell.wait_until(lambda: process.fate.is_created or process.fate.is_over)
         self.process(actor)
 
+    def take_on_far(self, process: FarProcess) -> None:
+        """An actor of another host is one of ours."""
+        with self.ending:
+            if self.is_closed:
+                raise SessionError(f"actor {process.name} was not started: {SHUT_DOWN}")
+            self._fates[process.name] = process.fate
+            self.living[process.name] = process
+
+    def clock_offset_ns(self, host: str) -> int:
+        """What the clock of a host shows more than this one's."""
+        return self.far_hosts[host].offset_ns if host in self.far_hosts else 0
+
     # Sending
 
     def introduce(self, actor: str, peer: str) -> None:
         """Makes a peer's doorbell and process known to an actor, once."""
-        process = self.process(actor)
+        process = self.here(actor)
         with self._introducing:  # a thread that finds the peer known must not overtake the one that makes it so
             if peer not in process.known:
-                other = None if peer == DRIVER else self.process(peer)
+                other = None if peer == DRIVER else self.here(peer)
                 fds = (*self._bell_fds, self.pidfd) if other is None else (*other.bell_fds, other.pidfd)
                 process.post(control.Introduce(peer), fds)
                 process.known.add(peer)
+
+    def here(self, actor: str) -> ActorProcess:
+        """As `process`, for an actor of this host."""
+        process = self.process(actor)
+        if not isinstance(process, ActorProcess):
+            raise ValueError(f"{actor} is on another host, where nobody is introduced by this process")
+        return process
 
     def post(self, actor: str, message: Any, fds: tuple[int, ...] = ()) -> None:
         """Sends a control message to an actor, without waiting for room; does nothing if the actor has ended."""
@@ -171,30 +209,38 @@ class Processes:
             self.doorbell.unwatch(process.connection.fileno())
             if not (self.is_closed or process.fate.end or await_end(process.pidfd, _LAST_STEPS_S)):
                 process.kill()  # it is not ending: it closed its socket, so it cannot be reached
+                if process.is_borrowed:
+                    self.ended(process)
 
     def _take_in(self, process: ActorProcess) -> None:
         while (message := process.connection.peek()) is not None:
-            reply = pickle.loads(message.payload)
-            match reply:
-                case control.Created():
-                    process.fate.is_created = reply.failure is None
-                    process.fate.start_failure = reply.failure
-                case control.Returned():
-                    process.replies[reply.number] = reply
-                    if reply.number not in process.awaited:  # checked last: the reference may be dropped meanwhile
-                        process.replies.pop(reply.number, None)
-                case control.Opened() | control.Closed() | control.Reported() | control.Faulted():
-                    for listener in self._listeners():
-                        listener.receive(process.name, reply)
+            self.took(process, pickle.loads(message.payload))
             process.connection.drop(message)  # last: if interrupted before this, the whole message is handled again
+
+    def took(self, process: AnyProcess, reply: Any) -> None:
+        """Deals with one message of an actor's."""
+        match reply:
+            case control.Created():
+                process.fate.is_created = reply.failure is None
+                process.fate.start_failure = reply.failure
+            case control.Returned():
+                process.replies[reply.number] = reply
+                if reply.number not in process.awaited:  # checked last: the reference may be dropped meanwhile
+                    process.replies.pop(reply.number, None)
+            case _:
+                for listener in self._listeners():
+                    listener.receive(process.name, reply)
 
     def _received_early(self, process: ActorProcess) -> None:
         self._receive(process)
         self.doorbell.nudge()
 
-    def _catch_up(self, processes: Iterable[ActorProcess]) -> None:
+    def _catch_up(self, processes: Iterable[AnyProcess]) -> None:
         """Handles messages that were left when a signal's handler raised: unsent or received ones that no descriptor signals."""
         for process in processes:
+            if isinstance(process, FarProcess):
+                process.host.catch_up()
+                continue
             if process.connection.has_unsent:
                 process.flush()
             if process.connection.has_message:
@@ -205,7 +251,7 @@ class Processes:
         self._catch_up(list(self.living.values()))
         return self.doorbell.wait_until(ready, timeout_s)
 
-    def await_reply(self, process: ActorProcess, ready: Callable[[], object], timeout_s: float | None) -> bool:
+    def await_reply(self, process: AnyProcess, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """As `wait_until`, for what one actor sends. Raises a `SessionError` in a handler that would wait for its own thread."""
         process.connection.refuse_to_wait()
         self._catch_up([process])
@@ -215,7 +261,7 @@ class Processes:
         """What the actors are doing; those that answer within the time. Takes no lock."""
         asked = list(self.living.values())
         for process in asked:
-            process.side_door.ask()
+            process.ask()
         deadline = time.monotonic() + timeout_s
         actors = [process.look(max(0.0, deadline - time.monotonic())) for process in asked]
         told = {actor.actor for actor in actors}
@@ -226,6 +272,10 @@ class Processes:
     def is_alive(self, actor: str) -> bool:
         """Whether an actor's process still runs, as far as is known."""
         return not self._fates[actor].end
+
+    def end_of(self, actor: str) -> str:
+        """How an actor's process ended."""
+        return self._fates[actor].end
 
     def has_ended(self, actor: str) -> bool:
         """Whether an actor is gone, or could not be started. Finds deaths that no thread has waited for."""
@@ -242,6 +292,9 @@ class Processes:
     def bury_ending(self, actors: Sequence[str]) -> None:
         """Waits for those actors that are ending: when this returns, plans know of deaths that others may have noticed by now."""
         deadline = time.monotonic() + _ENDING_S
+        far = [process for actor in actors if isinstance(process := self.living.get(actor), FarProcess)]
+        if far:  # their agents tell, after the connections that others had with them
+            self.doorbell.wait_until(lambda: any(process.fate.end for process in far), _FAR_ENDING_S)
         for process in [found for actor in actors if (found := self.living.get(actor))]:
             with self.ending:
                 if process.fate.end or not process.await_ending(deadline - time.monotonic()):
@@ -249,29 +302,34 @@ class Processes:
                 self._bury(process)
             self.doorbell.nudge()  # see `kill`
 
-    def _ended(self, process: ActorProcess) -> None:
+    def ended(self, process: AnyProcess) -> None:
+        """An actor's process has ended."""
         with self.ending:
-            if process.name in self.living:
+            if self.living.get(process.name) is process:
                 self._bury(process)
 
-    def _bury(self, process: ActorProcess) -> None:
+    def _bury(self, process: AnyProcess) -> None:
         """Tells all plans of an actor's end, then forgets the actor. If interrupted, it runs again: the pidfd stays watched."""
         if not process.fate.end:
-            self._take_replies(process)  # its last messages
+            if isinstance(process, ActorProcess):
+                self._take_replies(process)  # its last messages
             process.fate.end = process.describe_end(process.await_exit())
         for listener in self._listeners():
             listener.lose(process.name, process.fate.error())
-        self.doorbell.unwatch(process.connection.fileno())
-        self.doorbell.unwatch(process.pidfd)
+        if isinstance(process, ActorProcess):
+            self.doorbell.unwatch(process.connection.fileno())
+            self.doorbell.unwatch(process.pidfd)
         process.close()
         self.living.pop(process.name, None)
+        for other in list(self.living.values()):
+            other.known.discard(process.name)  # the next one of that name is another process
 
     def kill(self, actor: str) -> None:
         process = self.living.get(actor)
         if process is not None:
             process.kill()
             process.await_exit()
-            self._ended(process)
+            self.ended(process)
             self.doorbell.nudge()  # our taking its descriptors out may have kept them from waking a thread
 
     def disown(self) -> None:
@@ -296,7 +354,11 @@ class Processes:
 
     def _close(self) -> None:
         """Ends all actors and closes all descriptors. May be called again after an interrupt at any point."""
-        alive = list(self.living.values())
+        for host in list(self.far_hosts.values()):
+            host.close()  # which ends its actors
+            for far in host.processes.values():
+                far.fate.end = far.fate.end or SHUT_DOWN
+        alive = [process for process in self.living.values() if isinstance(process, ActorProcess)]
         for process in alive:
             process.connection.hang_up()  # a Stop message would wait behind what another thread is sending
             process.bell.announce_mail()
@@ -304,13 +366,13 @@ class Processes:
         with self.ending:  # another thread may find out that they end, and bury them
             for process in alive:
                 if not process.fate.end:
-                    if not await_end(process.pidfd, deadline - time.monotonic()):
+                    if not process.is_borrowed and not await_end(process.pidfd, deadline - time.monotonic()):
                         process.kill()
                     process.await_exit()
                     process.fate.end = SHUT_DOWN
         self.doorbell.nudge()
-        for process in list(self.living.values()):
-            process.close()
+        for living in list(self.living.values()):
+            living.close()
         self.doorbell.close()
         if self._output is not None:
             self._output.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 from crossfade.channels.protocol import EMPTY
@@ -43,6 +44,7 @@ class ActorStatistics:
     num_rounds: int = 0  # rounds of its program that it has finished
     # counters of each end, by ``"write n3"`` or ``"read n3"``.
     channels: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    host: str = ""  # where it is, if the parties are on several hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +159,20 @@ class Engine(Protocol):
     """Runs actors."""
 
     name: str
+    places_actors: bool  # whether it finds resources for actors itself: the session books none then
 
     def start_actor(
-        self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any], gpus: tuple[int, ...] = ()
+        self,
+        actor: str,
+        cls: type,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        gpus: tuple[int, ...] = (),
+        options: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Starts an actor, which has the GPUs of these indices; does not wait for its constructor."""
+        """Starts an actor, which has the GPUs of these indices; does not wait for its constructor. ``options`` are the user's, for
+        an engine that places actors itself.
+        """
 
     def call(
         self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], num_returns: int = 1
@@ -172,6 +183,13 @@ class Engine(Protocol):
 
     def ask_topology(self, actor: str) -> PendingCall:
         """The GPUs that an actor's process can see and how they are linked, nothing measured: a `crossfade.topology.Topology`."""
+
+    def hosts(self, actors: Sequence[str]) -> Mapping[str, str]:
+        """Where these actors and the driver are, once they are somewhere; nothing where that is the same for all.
+
+        Raises:
+            ActorStartError, ActorDiedError: an actor is nowhere.
+        """
 
     def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool, debug: bool = False) -> OpenPlan:
         """Gives every actor its part of the plan.

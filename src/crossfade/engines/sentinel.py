@@ -71,7 +71,9 @@ class _LastWords:
 
 
 class Sentinel:
-    """The actor's side. ``driver_pidfd`` is readable once the driver has ended, which holds the other end of ``lifeline_fd``."""
+    """The actor's side. ``driver_pidfd`` is readable once the driver has ended, which holds the other end of ``lifeline_fd``. Where
+    the actor ``is_guest`` in a process of somebody else's, that process and its signals are left alone.
+    """
 
     def __init__(
         self,
@@ -80,15 +82,20 @@ class Sentinel:
         door: Connection,
         stacks_fd: int,
         describe: Callable[[], ActorState],
+        *,
+        is_guest: bool = False,
     ) -> None:
+        self._is_guest = is_guest
         self._driver_pidfd = driver_pidfd
         self._door = door
         self._describe = describe
         self._failure: Callable[[], str] | None = None
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        die_on_hangup(lifeline_fd)
-        faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True)
-        faulthandler.register(signal.SIGUSR1, file=sys.__stderr__ or 2, all_threads=True)
+        self._fds = (driver_pidfd, lifeline_fd, stacks_fd)
+        if not is_guest:
+            die_on_hangup(lifeline_fd)
+            faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True)
+            faulthandler.register(signal.SIGUSR1, file=sys.__stderr__ or 2, all_threads=True)
         threading.Thread(target=self._watch, name="crossfade-sentinel", daemon=True).start()
 
     def look_after(self, failure: Callable[[], str]) -> None:
@@ -103,14 +110,25 @@ class Sentinel:
         while True:
             ready = {fd for fd, _ in poller.poll(_ASK_S * 1e3 if self._failure is not None else None)}
             if self._driver_pidfd in ready:
-                os._exit(1)
+                if not self._is_guest:
+                    os._exit(1)
+                self._release()
+                return
             if self._wake_fd in ready:
                 os.eventfd_read(self._wake_fd)
             self._answer_all()
             if self._door.is_closed:
+                if self._is_guest:  # the driver has closed its side: this actor is not its own any more
+                    self._release()
+                    return
                 poller.unregister(self._door)
             if failure := self._ask():
                 self._end(failure)
+
+    def _release(self) -> None:
+        self._door.close()
+        for fd in (*self._fds, self._wake_fd):
+            os.close(fd)
 
     def _ask(self) -> str:
         try:

@@ -9,12 +9,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from crossfade.channels.landing import Landing
 from crossfade.channels.protocol import Reader, Writer
 from crossfade.channels.shm_reader import ShmReader
 from crossfade.channels.shm_ring import CheckedWriter, ShmWriter
+from crossfade.channels.tcp import TcpReader, TcpWriter
+from crossfade.channels.wire import Wire
+from crossfade.channels.wires import Wires
 from crossfade.collectives.protocol import Collective
 from crossfade.edges.life import Event
-from crossfade.engines.board import RingPlace, action_of, is_on_devices, link_parties, places
+from crossfade.engines.board import RingPlace, action_of, heap_of, is_on_devices, link_parties, places
 from crossfade.engines.explained import torch_needed
 from crossfade.errors import MissingDependency
 from crossfade.host.doorbell import Bell
@@ -63,8 +67,12 @@ class Wiring:
         exchanges: Exchanges | None = None,
         # The user-defined communicators that move tensors, by id; they stay the caller's.
         communicators: Mapping[str, Any] | None = None,
+        wires: Mapping[str, Wire]
+        | None = None,  # its connections to other hosts, by peer; owned by the wiring from now on
     ) -> None:
         self.ends = Ends()
+        self._wire_to = wires or {}
+        self.wires: Wires | None = None  # the thread that looks after them, if there are any
         self.device_ends = device_ends
         self._on_death = on_death
         self._exchanges = exchanges
@@ -93,7 +101,10 @@ class Wiring:
         self._open_groups(store)  # in one order everywhere: each waits for its parties
         self._link = self._open_link(store)
         own_heap = Heap(self._heaps[party]) if party in self._heaps else None
-        for place in places(plan):
+        self._open_wires(board)
+        for place in places(plan, plan.host_of(party)):
+            if place.spec.transport is Transport.TCP:
+                continue
             if place.spec.writer == party and own_heap is not None:
                 self.ends.writers[place.spec.id] = self._ring_writer(place, board, own_heap)
             if party in place.spec.readers:
@@ -101,6 +112,31 @@ class Wiring:
         for index, spec in enumerate(plan.channels):
             if spec.transport is Transport.GLOO:
                 self._open_gloo(spec, index)
+
+    def _open_wires(self, board: mmap.mmap) -> None:
+        """The ends of channels from and to other hosts."""
+        plan, party, wires = self._plan, self._party, self._wire_to
+        indices = {spec.id: index for index, spec in enumerate(plan.channels)}
+        for spec in plan.channels:
+            if spec.transport is Transport.TCP and spec.writer == party:
+                self.ends.writers[spec.id] = TcpWriter(spec.id, wires[spec.landing], indices[spec.id], spec.depth)
+        heaps: dict[str, Heap] = {}
+        for place in places(plan, plan.host_of(party)):
+            spec = place.spec
+            if spec.transport is not Transport.TCP or party not in spec.readers:
+                continue
+            memory, block = self._heaps[heap_of(spec)], place.block(board)
+            ring = ShmReader(spec.id, block, spec.readers.index(party), memory, self._bells[spec.landing])
+            if party != spec.landing:
+                self.ends.readers[spec.id] = ring
+                continue
+            heap = heaps.setdefault(heap_of(spec), Heap(memory))
+            bells = [self._bells[reader] for reader in spec.readers]
+            landing = Landing(ShmWriter(spec.id, block, heap, bells, buffer_bytes=spec.buffer_bytes))
+            wires[spec.writer].add_landing(indices[spec.id], landing)
+            self.ends.readers[spec.id] = TcpReader(ring, wires[spec.writer], landing)
+        if wires:
+            self.wires = Wires(self._bells[party], list(wires.values()))
 
     def _ring_writer(self, place: RingPlace, board: mmap.mmap, heap: Heap) -> Writer:
         spec = place.spec
@@ -257,7 +293,7 @@ class Wiring:
     def give_up(self) -> None:
         """Closes everything without waiting for the others, which have not heard of it yet."""
         self._close_ends()
-        if self._groups or self._link is not None:
+        if self._groups or self._link is not None or self._wire_to:
             threading.Thread(target=self._join, name="crossfade-give-up", daemon=True).start()
         else:
             self._join()
@@ -282,6 +318,11 @@ class Wiring:
         deadline = time.monotonic() + _JOIN_S
         for group in self._groups:
             group.close(deadline)
+        if self.wires is not None:
+            self.wires.close()
+        else:
+            for wire in self._wire_to.values():
+                wire.close()
         for memory in self._heaps.values():
             memory.close()
 

@@ -57,6 +57,13 @@ class CheckedGraph:
     devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
+    def actors(self) -> tuple[str, ...]:
+        """The ids of the actors that take part."""
+        parties = [node.actor.id for node in self.methods]
+        parties += [actor.id for node in self.collectives for actor in node.parties]
+        return tuple(dict.fromkeys(parties))
+
+    @property
     def steps(self) -> list[MethodNode | CollectiveNode]:
         """Method calls and collectives in one order, that of their creation."""
         return list(heapq.merge(self.methods, self.collectives, key=lambda node: node._order))

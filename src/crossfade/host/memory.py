@@ -11,6 +11,7 @@ import fcntl
 import mmap
 import os
 import resource
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -175,6 +176,7 @@ class Heap:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self._end = memory.size_bytes
+        self._lock = threading.RLock()  # what comes over wires is taken in by several threads
 
     def allocate(self, size_bytes: int) -> tuple[int, int]:
         """A new piece, all of its pages taken now: (offset, size in bytes).
@@ -187,10 +189,10 @@ class Heap:
             raise OSError(
                 errno.ENOMEM, f"{size_bytes} bytes of shared memory are asked for and {free_bytes} are available"
             )
-        offset = self._end
-        with _size_limit_named():
+        with self._lock, _size_limit_named():
+            offset = self._end
             os.posix_fallocate(self.memory.fd, offset, size_bytes)
-        self._end += size_bytes
+            self._end += size_bytes
         return offset, size_bytes
 
     def discard(self, offset: int, size_bytes: int) -> None:

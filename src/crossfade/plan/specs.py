@@ -70,6 +70,11 @@ class ChannelSpec:
     communicator: str = ""
 
     @property
+    def landing(self) -> str:
+        """The reader whose process the value comes to first: for ``tcp``, on behalf of all readers of that host."""
+        return self.readers[0]
+
+    @property
     def is_ordered(self) -> bool:
         """Whether it has ``send`` and ``recv``, which need both hosts: values of several such channels between the same two actors
         arrive in one order (PL-1). Others have ``write`` and ``read``, and a value is there once it is written.
@@ -129,6 +134,13 @@ class BarePlan:
     devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     static: tuple[str, ...] = ()  # ids of the values whose tensors, as the user promises, are alike in every execution
     communicators: tuple[CommunicatorSpec, ...] = ()  # the user-defined communicators that move values
+    hosts: Mapping[str, str] = field(
+        default_factory=dict
+    )  # where each party is, the driver included; none for one host
+
+    def host_of(self, party: str) -> str:
+        """Where a party is; the same for all where there is one host."""
+        return self.hosts.get(party, "")
 
     @cached_property
     def node(self) -> Mapping[str, NodeSpec]:

@@ -20,6 +20,7 @@ be over before it, so that messages run from left to right; plans with a cycle, 
 cells, are written without gaps. A channel whose id is not its value's is written ``channel n0~gloo of n0: ...``. Lines
 that start with ``#`` are for people: the parser skips them.
 Collectives come after the nodes: ``collective c0 = allreduce(sum) over gloo: A(n0) -> c0.0; B(n1) -> c0.1``.
+Where parties are on several hosts, ``host 10.0.0.1 = driver, A`` says who is where.
 Where actors have GPUs, ``device A = 0, 1`` says which, a channel may end in ``slots=2 turn=1 device=cuda``, and comments say of
 each channel and of each collective between GPUs what it does on which stream. ``static n0, i0`` lists the values of static shape.
 ``communicator m0 = A, B`` is a user-defined communicator, with its actors in the order of their ranks; its channels have
@@ -73,6 +74,10 @@ def format_plan(plan: BarePlan, mark: Mark | None = None) -> str:
     """
     lines = [f"plan max_inflight={plan.max_inflight} returns={'list' if plan.returns_list else 'value'}"]
     lines += [f"device {party} = {', '.join(map(str, gpus))}".rstrip() for party, gpus in plan.devices.items()]
+    at: dict[str, list[str]] = {}
+    for party, host in plan.hosts.items():
+        at.setdefault(host, []).append(party)
+    lines += [f"host {host} = {', '.join(parties)}" for host, parties in at.items()]
     lines += [f"input {each.value} = {each.key}" for each in plan.inputs]
     lines += map(_format_node, plan.nodes)
     lines += [f"communicator {each.id} = {', '.join(each.parties)}".rstrip() for each in plan.communicators]

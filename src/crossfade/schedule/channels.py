@@ -26,7 +26,7 @@ def ring_depth(transport: Transport, max_inflight: int) -> int:
     With as many slots as executions may be under way no shared-memory ring ever stops the pipeline; empty slots cost 1 KB each.
     A copy channel's records lie in such a ring; its slots on the device are few.
     """
-    is_in_background = transport not in (Transport.SHM, Transport.COPY)
+    is_in_background = transport not in (Transport.SHM, Transport.COPY, Transport.TCP)
     return min(OVERLAP_DEPTH, max_inflight) if is_in_background else max_inflight
 
 
@@ -62,8 +62,10 @@ def _channel(
     draft: Draft, value: str, way: Way, readers: tuple[str, ...], is_second: bool, buffer_bytes: int
 ) -> ChannelSpec:
     where = "" if way.device is TargetDevice.DEFAULT else f"-{way.device}"
-    where += f"-{way.reader}" if way.reader else ""
-    has_own_slots = way.transport in (Transport.SHM, Transport.COPY)
+    where += f"-{way.reader or way.host}" if way.reader or way.host else ""
+    has_own_slots = way.transport in (Transport.SHM, Transport.COPY, Transport.TCP)
+    if way.transport is Transport.TCP:  # an actor is always there to take in what comes; the driver only when it waits
+        readers = tuple(sorted(readers, key=DRIVER.__eq__))
     return ChannelSpec(
         id=f"{value}~{way.transport}{where}" if is_second else value,
         value=value,
@@ -113,8 +115,18 @@ def add_start_signal(draft: Draft) -> Draft:
         value = f"i{len(draft.inputs)}"
         draft.inputs.append(InputSpec(value, "go"))
         draft.maker[value] = DRIVER
-        draft.channels.insert(0, _channel(draft, value, Way(Transport.SHM), tuple(unasked), False, 0))
-        draft.programs[DRIVER].insert(0, Action(Verb.WRITE, value))
+        ways: dict[Way, list[str]] = {}
         for name in unasked:
-            draft.programs[name].insert(0, Action(Verb.READ, value))
+            ways.setdefault(_start_way(draft, name), []).append(name)
+        for index, (way, names) in enumerate(ways.items()):
+            channel = _channel(draft, value, way, tuple(names), index > 0, 0)
+            draft.channels.insert(0, channel)
+            draft.programs[DRIVER].insert(0, Action(Verb.WRITE, channel.id))
+            for name in names:
+                draft.programs[name].insert(0, Action(Verb.READ, channel.id))
     return draft
+
+
+def _start_way(draft: Draft, actor: str) -> Way:
+    host = draft.hosts.get(actor, "")
+    return Way(Transport.SHM) if host == draft.hosts.get(DRIVER, "") else Way(Transport.TCP, host=host)

@@ -8,6 +8,7 @@ both have one, and the readers want CPU tensors     ``shm``
 both have one, and copies reach from one to the     ``copy``, or ``staged`` where that was measured to be faster
 other
 both have one, and copies do not                    ``staged``
+they are on different hosts                         ``tcp``
 ==================================================  ========================================================================
 
 Values from and to the driver go by ``shm`` whichever transport was asked for: that wish is about edges between actors. Where the
@@ -54,6 +55,7 @@ class Way:
     # communicator, reader: for ``communicator``, the communicator's id, and the reader: each reader has its own channel.
     communicator: str = ""
     reader: str = ""
+    host: str = ""  # for ``tcp``, where the readers are: each host has its own channel
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,11 @@ class Gpus:
     # what lies between them. Links without rates decide by their kind; where nothing is known, copies are taken to reach.
     topology: Topology | None = None
     uuids: Mapping[int, str] = field(default_factory=dict)  # of the GPUs by index, as far as they are known
+    hosts: Mapping[str, str] = field(default_factory=dict)  # where each party is; none where that is the same for all
+
+    def are_apart(self, parties: Iterable[str]) -> bool:
+        """Whether these parties are on several hosts."""
+        return len({self.hosts.get(party) for party in parties}) > 1
 
     def links(self, writer: str, reader: str) -> Iterator[Link]:
         """What is known of the ways that tensors take between two actors; a way within one GPU is none."""
@@ -89,6 +96,12 @@ def gpu_pairs(sources: tuple[int, ...], targets: tuple[int, ...]) -> list[tuple[
 def choose(wish: Wish, writer: str, reader: str, gpus: Gpus, *, size_bytes: int = 0) -> Way:
     """How a value of the declared size (or 0) goes from one party to another. Raises a `GraphError` if the wish cannot be met."""
     has_gpu = bool(gpus.of.get(writer)), bool(gpus.of.get(reader))
+    if gpus.are_apart((writer, reader)):
+        return _between_hosts(wish, writer, reader, gpus)
+    if wish.transport == Transport.TCP and DRIVER not in (writer, reader):
+        raise GraphError(
+            f"{_asks(wish, writer, reader)}, which are on one host", hint="'auto' takes 'tcp' where it is needed"
+        )
     if DRIVER in (writer, reader):
         return Way(Transport.SHM, _device(wish, Transport.SHM, writer, reader, has_gpu[1]))
     if wish.communicator is not None:
@@ -106,6 +119,24 @@ def choose(wish: Wish, writer: str, reader: str, gpus: Gpus, *, size_bytes: int 
         is_direct = all(has_gpu) and wish.device is not TargetDevice.CPU
         transport = _between(writer, reader, gpus, size_bytes) if is_direct else Transport.SHM
     return Way(transport, _device(wish, transport, writer, reader, has_gpu[1]))
+
+
+def _between_hosts(wish: Wish, writer: str, reader: str, gpus: Gpus) -> Way:
+    """By TCP, which carries what is in the hosts' memory."""
+    asked = "a communicator" if wish.communicator is not None else repr(str(wish.transport))
+    apart = f"{writer} is on {gpus.hosts[writer]} and {reader} on {gpus.hosts[reader]}"
+    is_free = DRIVER in (writer, reader)  # a wish is about edges between actors
+    if not is_free and (wish.communicator is not None or wish.transport not in (Transport.AUTO, Transport.TCP)):
+        raise GraphError(
+            f"{describe(wish.node)} asks for {asked} from {writer} to {reader}, and {apart}",
+            hint="between hosts 'auto' and 'tcp' are there; place the two on one node for the others",
+        )
+    if wish.device is TargetDevice.CUDA or (gpus.of.get(reader) and wish.device is not TargetDevice.CPU):
+        raise GraphError(
+            f"{describe(wish.node)} goes to {reader}, which would want its tensors on its GPU, and {apart}",
+            hint="between hosts tensors arrive on the CPU: say with_tensor_transport(device='cpu'), and move them in the method",
+        )
+    return Way(Transport.TCP, host=gpus.hosts[reader])
 
 
 def _by_communicator(wish: Wish, communicator: CommunicatorSpec, writer: str, reader: str, has_gpu: bool) -> Way:

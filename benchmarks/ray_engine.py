@@ -1,0 +1,227 @@
+"""How long a hop takes on the Ray engine, beside the local engine and Ray Compiled Graph, in alternating rounds of one run.
+
+``python -m benchmarks.ray_engine`` measures on one host: actors and driver at niceness 0, pinned to cores alike after their start.
+``python -m tests.helpers.ray_two_hosts benchmarks.ray_engine`` measures between two network namespaces, beside a bare TCP
+connection in Python. Both print a Markdown table, the median of the rounds' medians with the lowest and the highest.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import crossfade
+
+if TYPE_CHECKING:
+    from tests.helpers.ray_two_hosts import Hosts
+
+ROUNDS = int(os.environ.get("ROUNDS", "10"))
+NUM_CALLS, NUM_WARM = 400, 50
+NUM_LARGE = 6
+LARGE_BYTES = 64_000_000
+ECHO_PORT = 29533
+
+Figures = dict[str, dict[str, list[float]]]
+"""Rounds' medians, by row and column."""
+
+
+class Worker:
+    """An actor of each library."""
+
+    def same(self, value: Any) -> Any:
+        return value
+
+    def first(self, value: Any) -> int:
+        return int(value[0])
+
+    def pin(self, core: int) -> None:
+        pin(core)
+
+
+def pin(core: int | None) -> None:
+    """Binds all threads of this process to a core, or to none."""
+    cores = range(os.cpu_count() or 1) if core is None else [core]
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), cores)
+
+
+def median_us(call: Callable[[], Any], number: int, num_warm: int) -> float:
+    for _ in range(num_warm):
+        call()
+    taken = []
+    for _ in range(number):
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+    return 1e6 * statistics.median(taken)
+
+
+def _shape(input_node: Any, actors: list[Any], method: str = "same") -> Any:
+    with input_node() as inp:
+        node = inp
+        for actor in actors:
+            node = getattr(actor, method).bind(node)
+    return node
+
+
+def _measure(
+    figures: Figures,
+    column: str,
+    compiled: Callable[[list[Any], str], tuple[Any, Callable[[], None]]],
+    actors: list[Any],
+) -> None:
+    rows = {
+        "1 B, one actor, us": (actors[:1], "same", b"x", NUM_CALLS),
+        "1 B, through two, us": (actors, "same", b"x", NUM_CALLS),
+        "1 MB, one actor, us": (actors[:1], "same", np.ones(1_000_000, np.uint8), 100),
+    }
+    for row, (used, method, value, number) in rows.items():
+        call, teardown = compiled(used, method)
+        figures[row][column].append(median_us(lambda call=call, value=value: call(value), number, NUM_WARM))  # type: ignore[misc]
+        teardown()
+
+
+def _ours(used: list[Any], method: str) -> tuple[Any, Callable[[], None]]:
+    graph = _shape(crossfade.InputNode, used, method).compile()
+    return lambda value: graph.execute(value).get(), graph.teardown
+
+
+def _rays(used: list[Any], method: str) -> tuple[Any, Callable[[], None]]:
+    import ray
+    from ray.dag import InputNode
+
+    graph = _shape(InputNode, used, method).experimental_compile(_buffer_size_bytes=2 * LARGE_BYTES)
+    return lambda value: ray.get(graph.execute(value), timeout=60), graph.teardown
+
+
+def on_one_host() -> None:
+    os.environ.update(RAY_worker_niceness="0", RAY_USAGE_STATS_ENABLED="0", RAY_CGRAPH_get_timeout="60")
+    import ray
+
+    ray.init(
+        num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False, _node_ip_address="127.0.0.1"
+    )
+    figures: Figures = defaultdict(lambda: defaultdict(list))
+    for _ in range(ROUNDS):
+        for engine in ("local", "ray"):
+            crossfade.init(engine=engine)
+            actors = [crossfade.remote(Worker).remote() for _ in range(2)]
+            crossfade.get([actor.pin.remote(1 - k) for k, actor in enumerate(actors)])
+            pin(0)
+            _measure(figures, f"{engine} engine", _ours, actors)
+            pin(None)
+            crossfade.shutdown()
+        plain = [ray.remote(Worker).remote() for _ in range(2)]
+        ray.get([actor.pin.remote(1 - k) for k, actor in enumerate(plain)])
+        pin(0)
+        _measure(figures, "Compiled Graph", _rays, plain)
+        pin(None)
+        for actor in plain:
+            ray.kill(actor)
+    show(figures, ("local engine", "ray engine", "Compiled Graph"))
+    ray.shutdown()
+
+
+def echo() -> None:
+    """On the second host: gives one byte back for one byte, and one for each large block."""
+    pin(1)
+    with socket.create_server(("0.0.0.0", ECHO_PORT)) as listening:
+        connected, _ = listening.accept()
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    kept = memoryview(bytearray(LARGE_BYTES))
+    while kind := connected.recv(1):
+        if kind == b"L":
+            left = kept
+            while left:
+                left = left[connected.recv_into(left) :]
+        connected.sendall(b"x")
+
+
+def main(hosts: Hosts) -> None:
+    """Between two hosts (`tests.helpers.ray_two_hosts`)."""
+    os.environ.update(RAY_worker_niceness="0", RAY_CGRAPH_get_timeout="60")
+    from tests.helpers.ray_two_hosts import place
+    from tests.helpers.two_hosts import ADDRESSES
+
+    figures: Figures = defaultdict(lambda: defaultdict(list))
+    with hosts.ray() as ray:
+        assert hosts.tell("run benchmarks.ray_engine_echo") == "runs"
+        bare = _connected(ADDRESSES[1])
+        large = np.ones(LARGE_BYTES, np.uint8)
+        for _ in range(ROUNDS):
+            pin(0)
+            figures["1 B there and back, us"]["bare TCP"].append(median_us(lambda: _ping(bare), NUM_CALLS, NUM_WARM))
+            figures["64 MB one way, GB/s"]["bare TCP"].append(_rate(lambda: _block(bare, large)))
+            pin(None)
+            crossfade.init(engine="ray")
+            far = crossfade.remote(Worker).options(scheduling_strategy=place(ray, 1)).remote()
+            crossfade.get(far.pin.remote(1))
+            _apart(figures, "ray engine", _ours, far, large)
+            crossfade.shutdown()
+            theirs = ray.remote(Worker).options(scheduling_strategy=place(ray, 1)).remote()
+            ray.get(theirs.pin.remote(1))
+            _apart(figures, "Compiled Graph", _rays, theirs, large)
+            ray.kill(theirs)
+        show(figures, ("bare TCP", "ray engine", "Compiled Graph"))
+
+
+def _connected(address: str) -> socket.socket:
+    for _ in range(100):
+        try:
+            connected = socket.create_connection((address, ECHO_PORT))
+        except OSError:
+            time.sleep(0.1)
+        else:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return connected
+    raise TimeoutError("the echo does not answer")
+
+
+def _ping(bare: socket.socket) -> None:
+    bare.sendall(b"s")
+    bare.recv(1)
+
+
+def _block(bare: socket.socket, large: Any) -> None:
+    bare.sendall(b"L")
+    bare.sendall(large)
+    bare.recv(1)
+
+
+def _rate(call: Callable[[], Any]) -> float:
+    return LARGE_BYTES / median_us(call, NUM_LARGE, 2) / 1e3
+
+
+def _apart(figures: Figures, column: str, compiled: Any, actor: Any, large: Any) -> None:
+    pin(0)
+    call, teardown = compiled([actor], "same")
+    figures["1 B there and back, us"][column].append(median_us(lambda: call(b"x"), NUM_CALLS, NUM_WARM))
+    teardown()
+    call, teardown = compiled([actor], "first")
+    figures["64 MB one way, GB/s"][column].append(_rate(lambda: call(large)))
+    teardown()
+    pin(None)
+
+
+def show(figures: Figures, columns: tuple[str, ...]) -> None:
+    print(f"| median of {ROUNDS} rounds (lowest to highest) | {' | '.join(columns)} |")
+    print(f"| --- |{' --- |' * len(columns)}")
+    for row, cells in figures.items():
+        texts = [
+            f"{statistics.median(cells[column]):.2f} ({min(cells[column]):.2f} to {max(cells[column]):.2f})"
+            for column in columns
+        ]
+        print(f"| {row} | {' | '.join(texts)} |")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    on_one_host()

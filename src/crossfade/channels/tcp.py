@@ -1,0 +1,160 @@
+"""Channels between hosts: what is written on one host lands in a shared-memory ring of the other.
+
+A *wire* is one TCP connection between two processes, for all channels between them in both directions (`channels.wire`). The end of
+a channel where its readers are is the *landing*: the process of the first of them receives each value once, straight into a slot of
+a ring that all readers of that host share (`channels.shm_ring`), and reads it from there as they do. So the wire is crossed once
+for each host, and whatever holds for rings holds for readers: views, kept values, credits.
+
+Who waits for what (depth D): a writer has D *tokens*, takes one for each value, and gets it back once all readers of the landing
+have given the record's credit (PL-3). So a landing always has room for what comes. A token travels with the next value that goes
+the other way, or when its process looks for work, or once half of them are due: fewer are never held back than that one is there.
+
+What a writer accepted and the connection has not taken is sent later, from where it lies: values must not be changed (CH-1).
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable
+
+from crossfade.channels.landing import Landing
+from crossfade.channels.protocol import EMPTY, ChannelStatistics
+from crossfade.channels.ring_layout import BYTES, INLINE_BYTES, PICKLE, SLOT_BYTES, SLOT_MESSAGE
+from crossfade.channels.shm_reader import ShmReader
+from crossfade.channels.values.codec import PLAIN_TYPES, message_of, prepare
+from crossfade.channels.wire import Wire, padded
+from crossfade.errors import ChannelBroken, ChannelClosed
+
+__all__ = ["TcpReader", "TcpWriter"]
+
+_LOOK_NS = 40_000
+"""An answer from another core is there by then (30 us there and back); one from the same core comes when this side sleeps."""
+
+
+class TcpWriter:
+    """The writing end."""
+
+    on_moved: Callable[[int, int], None] | None = None
+
+    def __init__(self, name: str, wire: Wire, channel: int, depth: int) -> None:
+        self.name = name
+        self._wire = wire
+        self._channel = channel
+        self._num_given = depth  # tokens, ever; changed by whoever receives
+        self._num_taken = 0  # changed by the writer's thread
+        self._reason = ""
+        self._is_closed = False
+        self._num_values = 0
+        self._num_bytes = 0
+        wire.add_writer(channel, self)
+
+    def add_tokens(self, number: int) -> None:
+        """The landing gives tokens back."""
+        self._num_given += number
+
+    def try_write(self, value: object) -> bool:
+        if not self.has_room():
+            return False
+        parts: list[bytes | memoryview]
+        if type(value) is bytes:
+            kind, parts, size = BYTES if len(value) <= INLINE_BYTES else SLOT_BYTES, [value], len(value)
+        else:
+            data = pickle.dumps(value, 5) if type(value) in PLAIN_TYPES else prepare(value)
+            if isinstance(data, bytes) and len(data) <= INLINE_BYTES:
+                kind, parts, size = PICKLE, [data], len(data)
+            else:
+                message = message_of(value) if isinstance(data, bytes) else data
+                kind, parts, size = SLOT_MESSAGE, padded(message), message.size_bytes
+        self._num_taken += 1
+        self._wire.send(self._channel, kind, parts, size)
+        self._num_values += 1
+        if size > INLINE_BYTES:
+            self._num_bytes += size
+        return True
+
+    def has_room(self) -> bool:
+        self._raise_if_ended()
+        if self._num_given == self._num_taken:
+            self._wire.pump()
+            self._raise_if_ended()
+        return self._num_given > self._num_taken
+
+    def _raise_if_ended(self) -> None:
+        if self._is_closed:
+            raise ChannelClosed(f"channel {self.name} was closed by this side")
+        if self._reason or self._wire.fault:
+            raise ChannelBroken(f"channel {self.name} is broken: {self._reason or self._wire.fault}")
+
+    def try_flush(self) -> bool:
+        self._wire.pump()
+        return not self._wire.has_unsent
+
+    def break_off(self, reason: str) -> None:
+        self._reason = self._reason or reason
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._wire.send_end(self._channel)
+
+    def statistics(self) -> ChannelStatistics:
+        return ChannelStatistics(self._num_values, self._num_bytes)
+
+
+class TcpReader:
+    """The reading end in the process of the landing: looks at the wire itself while it has nothing else to do."""
+
+    on_moved: Callable[[int, int], None] | None = None
+
+    def __init__(self, ring: ShmReader, wire: Wire, landing: Landing) -> None:
+        self._ring = ring
+        self._wire = wire
+        self._landing = landing
+        self._has_nothing = ring.is_idle
+        self._may_wait = True
+        self._idle_since_ns = 0  # since when it has looked in vain after the last value; 0 if it has not
+
+    def try_start(self) -> bool:
+        return True
+
+    def try_read(self) -> object:
+        ring = self._ring
+        if self._has_nothing() and not ring.is_closed:
+            self._wire.attend()
+            if ring.is_other_gone and self._wire.fault and self._has_nothing():
+                ring.break_off(self._wire.fault)
+        value = ring.try_read()
+        if value is not EMPTY:
+            self._may_wait, self._idle_since_ns = True, 0
+            self._wire.give_back(self._landing)
+        return value
+
+    def is_idle(self) -> bool:
+        """Looks at the wire. Once after each value, having looked for a while, it sleeps there a moment: the other side may need
+        the core.
+        """
+        if not self._has_nothing():
+            return False
+        self._wire.attend()
+        if self._may_wait and self._has_nothing():
+            now_ns = time.monotonic_ns()
+            self._idle_since_ns = self._idle_since_ns or now_ns
+            if now_ns - self._idle_since_ns > _LOOK_NS:
+                self._may_wait = False
+                self._wire.await_arrival()
+                self._wire.attend()
+        return bool(self._has_nothing())
+
+    def release(self) -> None:
+        """Nothing to do: a slot is free when its last view dies."""
+
+    def break_off(self, reason: str) -> None:
+        self._ring.break_off(reason)
+
+    def close(self) -> None:
+        self._ring.close()
+        self._wire.close_landing(self._landing)
+
+    def statistics(self) -> ChannelStatistics:
+        return self._ring.statistics()

@@ -1,0 +1,358 @@
+"""A wire: one TCP connection between two processes of different hosts, for all channels between them (`channels.tcp`).
+
+::
+
+    0         4        8                16
+    ┌─────────┬────────┬────────────────┬─────────...
+    │ channel │ kind   │ size in bytes, │ payload
+    │         │        │ or a count     │
+    └─────────┴────────┴────────────────┴─────────...
+
+A payload is what lies in a slot of a ring, byte for byte, so that it is received where it stays; one system call sends a frame from
+the places where its parts lie. Frames that give tokens back, and that end a channel, have no payload.
+
+Any thread may move bytes, one at a time; nobody waits for that one. The party does it itself while it looks for work, and its
+doorbell wakes it when something comes while it sleeps. A thread does it while the party runs a method, or something is left to be
+sent (`channels.wires`).
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from crossfade.channels.landing import Landing
+from crossfade.channels.ring_layout import INLINE_BYTES, SLOT_BYTES, SLOT_MESSAGE
+from crossfade.channels.values.layout import Encoded
+from crossfade.errors import SessionError
+from crossfade.host.doorbell import Bell, Doorbell
+from crossfade.host.tcp import Stream
+
+__all__ = ["Wire", "padded"]
+
+_HEAD = struct.Struct("<IIQ")
+_TOKENS, _END, _REFUSED = 100, 101, 102  # kinds that no record has
+
+_INBOX_BYTES = 1 << 16
+_MOST_PARTS = 64
+"""Parts that one system call sends; the kernel takes 1024."""
+_MOST_CALLS = 64
+"""System calls of one look, so that one busy connection does not keep a thread from others."""
+_MOMENT_MS = 1
+_ATTENDED_NS = 1_200_000
+"""Who has looked so lately is going to look again."""
+
+_GONE = "the connection was closed by the other side"
+
+
+def padded(message: Encoded) -> list[bytes | memoryview]:
+    """The parts of a message, and between them the bytes that lie between them in a slot."""
+    parts: list[bytes | memoryview] = [message.head]
+    at = len(message.head)
+    for offset, data in message.buffers:
+        if offset > at:
+            parts.append(bytes(offset - at))
+        if data.nbytes:
+            parts.append(data)
+        at = offset + data.nbytes
+    return parts
+
+
+class Sender(Protocol):
+    """The writing end of a channel, as its wire knows it."""
+
+    def add_tokens(self, number: int) -> None:
+        """The landing gives tokens back."""
+
+    def break_off(self, reason: str) -> None:
+        """A reader does not read any more."""
+
+
+class Wire:
+    """One end of a connection, which may come later. ``doorbell`` and ``bell`` are this party's, ``peer`` is the party at the other
+    end, and ``where`` its host.
+    """
+
+    def __init__(self, bell: Bell, doorbell: Doorbell | None, peer: str, where: str = "") -> None:
+        self.fault = ""  # why nothing moves any more
+        self._label = f"{peer} on {where}" if where else peer
+        self.peer = peer
+        self._stream: Stream | None = None
+        self._socket: socket.socket | None = None  # once there is a connection; until then what is sent waits
+        self._bell = bell
+        self._doorbell = doorbell
+        self._poller: select.poll | None = None
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
+        self._has_due = False  # whether tokens are due that no look for work has sent
+        self._writers: dict[int, Sender] = {}
+        self._landings: dict[int, Landing] = {}
+        self._unsent: deque[memoryview] = deque()
+        self._inbox = memoryview(bytearray(_INBOX_BYTES))
+        self._start = self._end = 0  # of what was received and not looked at
+        self._target: memoryview | None = None  # where the rest of a value goes, while one is being received
+        self._finish: Callable[[], None] = _nothing  # what is done once it has come whole
+        self._attended_ns = 0
+        self.num_bytes_sent = 0
+        self.wants_room: Callable[[], None] = _nothing  # called when something is left to be sent
+
+    def connect(self, stream: Stream) -> None:
+        """The connection is there. Any thread may call it, once."""
+        stream.socket.setblocking(False)
+        with self._receiving, self._sending:
+            if self.fault:
+                stream.close()
+                return
+            self._stream, self._socket = stream, stream.socket
+            self._poller = select.poll()
+            self._poller.register(stream.socket, select.POLLIN)
+        if self._doorbell is not None:
+            with suppress(SessionError):  # it was closed meanwhile
+                self._doorbell.watch(self.fileno(), self._readable)
+        self.wants_room()
+
+    def _readable(self) -> None:
+        if not self.pump():
+            time.sleep(0)  # another thread is at it
+
+    def add_writer(self, channel: int, writer: Sender) -> None:
+        self._writers[channel] = writer
+
+    def add_landing(self, channel: int, landing: Landing) -> None:
+        self._landings[channel] = landing
+
+    def fileno(self) -> int:
+        return -1 if self._socket is None else self._socket.fileno()
+
+    # Sending
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether something that was accepted is still in this process's memory."""
+        return bool(self._unsent)
+
+    def send(self, channel: int, kind: int, parts: Sequence[bytes | memoryview], size: int) -> None:
+        """Sends a value, or queues what the connection does not take now. Errors show in ``fault``."""
+        with self._sending:
+            self._queue([*self._tokens(), _HEAD.pack(channel, kind, size), *parts])
+            self._flush()
+
+    def send_end(self, channel: int) -> None:
+        """Says that no more values of a channel come."""
+        with self._sending:
+            self._queue([_HEAD.pack(channel, _END, 0)])
+            self._flush()
+
+    def _queue(self, parts: Iterable[bytes | memoryview]) -> None:
+        if not self.fault:
+            self._unsent.extend(memoryview(part) for part in parts)
+
+    def _tokens(self, *, only_due: bool = False) -> list[bytes]:
+        """Frames for the tokens that are to be given back."""
+        frames = []
+        for channel, landing in self._landings.items():
+            if landing.is_due if only_due else landing.due:
+                frames.append(_HEAD.pack(channel, _TOKENS, landing.due))
+                landing.due = 0
+            if landing.is_refused:
+                frames.append(_HEAD.pack(channel, _REFUSED, 0))
+                landing.is_refused = False
+        return frames
+
+    def _flush(self) -> bool:
+        """Sends what it can. Returns whether it was anything."""
+        has_sent = False
+        try:
+            while self._unsent and self._socket is not None:
+                some = [self._unsent[k] for k in range(min(len(self._unsent), _MOST_PARTS))]
+                num_sent = self._socket.sendmsg(some)
+                self.num_bytes_sent += num_sent
+                has_sent = True
+                self._drop(num_sent)
+        except (BlockingIOError, InterruptedError):
+            self.wants_room()
+        except OSError as error:
+            self._break(str(error))
+        return has_sent
+
+    def _drop(self, num_sent: int) -> None:
+        while self._unsent and num_sent >= len(first := self._unsent[0]):
+            num_sent -= len(first)
+            self._unsent.popleft()
+        if num_sent:
+            self._unsent[0] = self._unsent[0][num_sent:]
+
+    # Receiving
+
+    def attend(self) -> None:
+        """`pump` by a thread that waits for a value, and will look again at once."""
+        self._attended_ns = time.monotonic_ns()
+        self.pump()
+
+    def await_arrival(self) -> None:
+        """Sleeps until something comes, at most a millisecond."""
+        if self._poller is not None and not self.fault:
+            self._poller.poll(_MOMENT_MS)
+            self._attended_ns = time.monotonic_ns()
+
+    @property
+    def is_attended(self) -> bool:
+        """Whether the party looks for work, or sleeps and is woken when something comes."""
+        is_woken = self._doorbell is not None and self._bell.flags[0]
+        return bool(is_woken) or time.monotonic_ns() - self._attended_ns < _ATTENDED_NS
+
+    def pump(self) -> bool:
+        """Moves what can be moved now, unless another thread is at it. Returns whether that was anything."""
+        if not self._receiving.acquire(blocking=False):
+            return False
+        try:
+            has_moved = self._receive()
+            freed = [(landing, num) for landing in self._landings.values() if (num := landing.collect())]
+        finally:
+            self._receiving.release()
+        is_refused = any(landing.is_refused for landing in self._landings.values())
+        if not (freed or self._unsent or self._has_due or is_refused):
+            return has_moved
+        with self._sending:
+            for landing, num in freed:
+                landing.due += num
+            self._queue(self._tokens())
+            self._has_due = False
+            return self._flush() or has_moved
+
+    def give_back(self, landing: Landing) -> None:
+        """A value was read at a landing: its token goes back with the next value, unless the writer may need it before."""
+        if not self._receiving.acquire(blocking=False):
+            return  # who is at it will find it
+        try:
+            num = landing.collect()
+        finally:
+            self._receiving.release()
+        if num:
+            with self._sending:
+                landing.due += num
+                self._has_due = True
+                if landing.is_due:
+                    self._queue(self._tokens(only_due=True))
+                    self._flush()
+
+    def _receive(self) -> bool:
+        has_received = False
+        for _ in range(_MOST_CALLS):
+            if self.fault or self._socket is None:
+                break
+            try:
+                if self._target is not None:
+                    num = self._socket.recv_into(self._target)
+                else:
+                    num = self._socket.recv_into(self._inbox[self._end :])
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as error:
+                self._break(str(error))
+                break
+            if not num:
+                self._break(_GONE)
+                break
+            has_received = True
+            if self._target is not None:
+                self._target = self._target[num:]
+                if len(self._target):
+                    continue
+                self._target = None
+                self._finish()
+            else:
+                self._end += num
+                is_full = self._end == len(self._inbox)
+                self._take_frames()
+                if not is_full and self._target is None:
+                    break  # there is nothing more, or another look will find it
+        return has_received
+
+    def _take_frames(self) -> None:
+        inbox = self._inbox
+        while self._target is None and self._end - self._start >= _HEAD.size:
+            channel, kind, size = _HEAD.unpack_from(inbox, self._start)
+            body = self._start + _HEAD.size
+            if kind == _TOKENS:
+                self._writers[channel].add_tokens(size)
+                self._start = body
+            elif kind == _REFUSED:
+                self._writers[channel].break_off("the other side closed it")
+                self._start = body
+            elif kind == _END:
+                if landing := self._landings.get(channel):
+                    landing.end()
+                self._start = body
+            elif kind not in (SLOT_BYTES, SLOT_MESSAGE) and size <= INLINE_BYTES:
+                if self._end - body < size:
+                    break
+                self._landings[channel].stage(kind, inbox[body : body + size])
+                self._start = body + size
+            else:
+                num_here = min(size, self._end - body)
+                self._begin(self._landings[channel], kind, size, inbox[body : body + num_here])
+                self._start = body + num_here
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._target is None and self._start:
+            rest = bytes(inbox[self._start : self._end])
+            inbox[: len(rest)] = rest
+            self._start, self._end = 0, len(rest)
+
+    def _begin(self, landing: Landing, kind: int, size: int, here: memoryview) -> None:
+        """A value for a slot has begun to come."""
+        view, finish = landing.begin(kind, size)
+        view[: len(here)] = here
+        if len(here) == size:
+            finish()
+        else:
+            self._target, self._finish = view[len(here) :], finish
+
+    # Ending
+
+    def _break(self, reason: str) -> None:
+        if not self.fault:
+            self.fault = f"the connection to {self._label} is lost: {reason}"
+            for landing in self._landings.values():
+                landing.end()
+            self._unwatch()
+            self._bell.ring_if_asleep()
+
+    def _unwatch(self) -> None:
+        if self._doorbell is not None and self._socket is not None:
+            self._doorbell.unwatch(self.fileno())
+
+    def break_off(self, reason: str) -> None:
+        """The other side is gone."""
+        with self._receiving:
+            self._break(reason)
+
+    def close_landing(self, landing: Landing) -> None:
+        """This side does not read any more."""
+        with self._receiving:
+            landing.end()
+
+    def close(self) -> None:
+        """Ends it; what was accepted and not sent is lost."""
+        if self._stream is not None:
+            self._stream.end()
+        with self._receiving, self._sending:
+            self.fault = self.fault or "it was closed by this side"
+            self._unsent.clear()
+            self._target = None
+            for landing in self._landings.values():
+                landing.end()
+            self._unwatch()
+            if self._stream is not None:
+                self._stream.close()
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,84 @@
+"""The thread that looks after a party's wires while the party does not.
+
+It sleeps on the connections. When one wakes it and the party sleeps, or has looked within the last moments, it leaves that to the
+party, and looks again later.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Sequence
+
+from crossfade.channels.wire import Wire
+from crossfade.host.doorbell import Bell
+from crossfade.host.semaphore import full_fence
+
+__all__ = ["Wires"]
+
+_PATIENCE_S = 0.0005
+
+
+class Wires:
+    """All wires of one party of a plan, and the thread that looks after them while the party does not."""
+
+    def __init__(self, bell: Bell, wires: Sequence[Wire]) -> None:
+        self.all = list(wires)
+        self._bell = bell
+        self._fence = full_fence()
+        self._is_closed = False
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        for wire in self.all:
+            wire.wants_room = self._wake
+        self._thread = threading.Thread(target=self._look_after, name="crossfade-wires", daemon=True)
+        self._thread.start()
+
+    def _wake(self) -> None:
+        if threading.current_thread() is not self._thread:
+            os.eventfd_write(self._wake_fd, 1)
+
+    def pump(self) -> bool:
+        """Moves what can be moved now."""
+        return any([wire.pump() for wire in self.all])
+
+    def _look_after(self) -> None:
+        poller = select.poll()
+        poller.register(self._wake_fd, select.POLLIN)
+        watched: dict[int, tuple[Wire, int]] = {}
+        while not self._is_closed:
+            for wire in self.all:
+                wanted = (
+                    0 if wire.fault or wire.fileno() < 0 else select.POLLIN | (select.POLLOUT if wire.has_unsent else 0)
+                )
+                fd = wire.fileno()
+                known = watched.get(fd, (wire, 0))[1]
+                if wanted and wanted != known:
+                    poller.register(fd, wanted)
+                    watched[fd] = wire, wanted
+                elif not wanted and known:
+                    poller.unregister(fd)
+                    del watched[fd]
+            ready = {fd for fd, _ in poller.poll()}
+            if self._wake_fd in ready:
+                os.eventfd_read(self._wake_fd)
+            ours = [watched[fd][0] for fd in ready if fd in watched]
+            if ours and all(wire.is_attended and not wire.has_unsent for wire in ours):
+                time.sleep(_PATIENCE_S)  # the party does it
+                continue
+            if any([wire.pump() for wire in ours]):
+                self._fence()
+                self._bell.ring_if_asleep()
+            elif ours:
+                time.sleep(_PATIENCE_S)  # another thread is at it
+
+    def close(self) -> None:
+        """Ends all connections. Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            os.eventfd_write(self._wake_fd, 1)
+            self._thread.join()
+            for wire in self.all:
+                wire.close()
+            os.close(self._wake_fd)

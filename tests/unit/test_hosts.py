@@ -1,0 +1,100 @@
+"""Plans of parties on several hosts: which transport, how many channels, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from crossfade.engines.board import heaps_of, places, wired_peers
+from crossfade.errors import GraphError
+from crossfade.graph.check import check
+from crossfade.graph.collectives import bind_collective
+from crossfade.graph.nodes import ActorInfo, InputNode, MethodNode, MultiOutputNode, bind
+from crossfade.plan.parse import parse_plan
+from crossfade.plan.plan import Plan
+from crossfade.schedule.compile import compile_plan
+from crossfade.types import DRIVER, CollectiveKind, Transport
+
+A, B, C, D = (ActorInfo(name, "Worker", "s", {"work": 1}) for name in "ABCD")
+HOSTS = {DRIVER: "10.0.0.1", "A": "10.0.0.1", "B": "10.0.0.2", "C": "10.0.0.2", "D": "10.0.0.3"}
+
+
+def work(actor: ActorInfo, value: object) -> MethodNode:
+    node = bind(actor, "work", (value,), {})
+    assert isinstance(node, MethodNode)
+    return node
+
+
+def compiled(output: Any, hosts: dict[str, str] = HOSTS) -> Plan:
+    names = [transport.value for transport in Transport]
+    return compile_plan(check(output, session="s", transports=names), max_inflight=4, hosts=hosts)[0]
+
+
+def fan_out() -> MultiOutputNode:
+    value = work(A, InputNode())
+    return MultiOutputNode([work(actor, value) for actor in (B, C, D)])
+
+
+def test_readers_of_a_host_share_a_channel_and_hosts_do_not() -> None:
+    plan = compiled(fan_out())
+    channels = {spec.readers: spec.transport for spec in plan.channels if spec.value == "n0"}
+    assert channels == {("B", "C"): Transport.TCP, ("D",): Transport.TCP}
+    assert {spec.transport for spec in plan.channels if spec.value == "i0"} == {Transport.SHM}
+
+
+def test_the_driver_is_never_the_landing_beside_an_actor() -> None:
+    value = work(B, InputNode())
+    plan = compiled(MultiOutputNode([value, work(A, value)]))
+    (spec,) = [spec for spec in plan.channels if spec.value == "n0"]
+    assert spec.readers == ("A", DRIVER)
+    assert spec.landing == "A"
+
+
+def test_actors_without_input_are_told_to_start_on_each_host() -> None:
+    plan = compiled(MultiOutputNode([work(actor, 1) for actor in (A, B, C, D)]))
+    starts = {spec.readers: spec.transport for spec in plan.channels if spec.value == "i0"}
+    assert starts == {("A",): Transport.SHM, ("B", "C"): Transport.TCP, ("D",): Transport.TCP}
+
+
+def test_rings_lie_where_they_are_read() -> None:
+    plan = compiled(fan_out())
+    on_second = {place.spec.readers for place in places(plan, "10.0.0.2")}
+    assert on_second == {("B", "C")}
+    assert heaps_of(plan, "C") == ("B<",)
+    assert wired_peers(plan, "C") == [DRIVER]  # what comes from A comes to B for both
+    assert wired_peers(plan, "B") == ["A", DRIVER]
+
+
+def test_a_plan_with_hosts_is_read_back() -> None:
+    plan = compiled(fan_out())
+    assert "host 10.0.0.2 = B, C" in str(plan)
+    assert parse_plan(str(plan)) == plan
+
+
+def test_on_one_host_nothing_is_said_of_hosts() -> None:
+    plan = compiled(fan_out(), {})
+    assert not plan.hosts
+    assert {spec.transport for spec in plan.channels} == {Transport.SHM}
+
+
+@pytest.mark.parametrize("transport", ["shm", "gloo", "copy", "staged", "accelerator"])
+def test_what_stays_within_a_host_is_refused_between_two(transport: str) -> None:
+    value = work(A, InputNode())
+    value.with_tensor_transport(transport)
+    with pytest.raises(GraphError, match=r"A is on 10\.0\.0\.1 and B on 10\.0\.0\.2\nhint: .*'tcp'"):
+        compiled(work(B, value))
+
+
+def test_tcp_is_refused_within_a_host() -> None:
+    value = work(B, InputNode())
+    value.with_tensor_transport("tcp")
+    with pytest.raises(GraphError, match="are on one host"):
+        compiled(work(C, value))
+
+
+def test_collectives_stay_within_a_host() -> None:
+    inp = InputNode()
+    nodes = [work(actor, inp) for actor in (A, B)]
+    with pytest.raises(GraphError, match=r"several hosts: A on 10\.0\.0\.1, B on 10\.0\.0\.2"):
+        compiled(MultiOutputNode(bind_collective(CollectiveKind.ALLREDUCE, nodes)))
