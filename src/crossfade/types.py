@@ -37,6 +37,8 @@ class Transport(StrEnum):
     """NCCL's send and receive, for edges only where this member itself is asked for; and its collectives, also between GPUs that no
     NVLink connects."""
 
+    TCP = "tcp"
+    """A connection between two hosts, for whatever ``shm`` carries within one; ``auto`` takes it where an edge leaves its host."""
     COMMUNICATOR = "communicator"
     """A user-defined communicator. It blocks both sides. It is passed as an object: no name selects it."""
 

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossfade.plan.plan import InputSpec, NodeSpec, Plan
-from crossfade.schedule.cost import CostModel, Slowdown, Workload
+from crossfade.schedule.cost import CostModel, Slowdown
 from crossfade.schedule.fit import fit_line
+from crossfade.schedule.workload import Workload
 
 NODE = NodeSpec("n3", "Sender0", "make", (), ("n3",))
 CHAIN = Plan(

@@ -15,8 +15,9 @@ from crossfade.plan.plan import Plan
 from crossfade.plan.spans import COMPUTE
 from crossfade.plan.timeline import Timeline
 from crossfade.plan.validate import validate
-from crossfade.schedule.cost import CostModel, Workload
+from crossfade.schedule.cost import CostModel
 from crossfade.schedule.simulate import simulate
+from crossfade.schedule.workload import Workload
 from crossfade.types import Transport
 
 __all__ = ["Prediction", "host_costs", "predict"]

@@ -31,6 +31,7 @@ _CHANNEL = re.compile(
     rf"(?:\s+slots=({_INT}))?(?:\s+turn=({_INT}))?(?:\s+device=(\w+))?"
 )
 _DEVICES = re.compile(rf"device\s+({_NAME})\s*=((?:\s*{_INT}\s*,)*\s*{_INT})?")
+_HOST = re.compile(rf"host\s+(\S+)\s*=({_LIST})")
 _COLLECTIVE = re.compile(
     rf"collective\s+({_ID})\s*=\s*(\w+)\((?:(\w+)|root=({_INT}))?\)\s+over\s+(\w+)(?:\s+({_ID}))?\s*:([^|]*)"
 )
@@ -51,6 +52,7 @@ _FORMS = {
     "output": "output n0",
     "static": "static n0, i0",
     "communicator": "communicator m0 = A, B",
+    "host": "host node0 = driver, Actor",
 }
 _ROW_FORM = "a party's row, such as: Actor | read i0 | run n0"
 
@@ -78,6 +80,7 @@ class _Parser:
         self._number, self._line = 1, ""
         self._header: tuple[int, bool] | None = None
         self._devices: dict[str, tuple[int, ...]] = {}
+        self._hosts: dict[str, str] = {}
         self._inputs: list[InputSpec] = []
         self._nodes: list[NodeSpec] = []
         self._channels: list[ChannelSpec] = []
@@ -93,6 +96,7 @@ class _Parser:
             (_COLLECTIVE, self._take_collective),
             (_COMMUNICATOR, self._take_communicator),
             (_DEVICES, self._take_devices),
+            (_HOST, self._take_host),
             (_INPUT, self._take_input),
             (_OUTPUT, self._take_output),
             (_STATIC, self._take_static),
@@ -133,6 +137,7 @@ class _Parser:
             devices=self._devices,
             static=tuple(self._static),
             communicators=tuple(self._communicators),
+            hosts=self._hosts,
         )
 
     def _expected(self, what: str, hint: str) -> PlanSyntaxError:
@@ -159,6 +164,14 @@ class _Parser:
         if party in self._devices:
             raise self._expected("another party's GPUs", f"{party} has its GPUs already; each party has one list")
         self._devices[party] = tuple(map(int, gpus.split(","))) if gpus else ()
+
+    def _take_host(self, match: re.Match[str]) -> None:
+        for party in self._ids(match[2], _FORMS["host"]):
+            if party in self._hosts:
+                raise self._expected(
+                    "other parties", f"{party} is on {self._hosts[party]} already; each party is on one host"
+                )
+            self._hosts[party] = match[1]
 
     def _take_input(self, match: re.Match[str]) -> None:
         value, key, quoted = match.groups()

@@ -82,7 +82,7 @@ class ChannelSpec:
         return min(self.depth, self.slots) if self.transport is Transport.COPY else self.depth
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CollectiveSpec:
     """What several actors do together, once per execution: a rendezvous."""
 
@@ -99,13 +99,18 @@ class CollectiveSpec:
 
     def inputs_of(self, party: str) -> tuple[str, ...]:
         """What a party brings; nothing for who is none."""
-        return self.inputs[self.parties.index(party)] if party in self.parties else ()
+        return self.inputs[self._ranks[party]] if party in self._ranks else ()
 
     def outputs_of(self, party: str) -> tuple[str, ...]:
         """What a party gets; nothing for who is none."""
-        return self.outputs[self.parties.index(party)] if party in self.parties else ()
+        return self.outputs[self._ranks[party]] if party in self._ranks else ()
 
-    @property
+    @cached_property
+    def _ranks(self) -> Mapping[str, int]:
+        """By party, its first place in ``parties``."""
+        return {party: rank for rank, party in reversed(list(enumerate(self.parties)))}
+
+    @cached_property
     def group(self) -> tuple[str, ...]:
         """Who it is done with: the same for all collectives of the same actors, in whichever order."""
         return tuple(sorted(self.parties))
@@ -129,6 +134,7 @@ class BarePlan:
     devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     static: tuple[str, ...] = ()  # ids of the values whose tensors, as the user promises, are alike in every execution
     communicators: tuple[CommunicatorSpec, ...] = ()  # the user-defined communicators that move values
+    hosts: Mapping[str, str] = field(default_factory=dict)  # the host of each party, where there are several hosts
 
     @cached_property
     def node(self) -> Mapping[str, NodeSpec]:
@@ -149,3 +155,13 @@ class BarePlan:
     def collective(self) -> Mapping[str, CollectiveSpec]:
         """Collectives by id."""
         return {collective.id: collective for collective in self.collectives}
+
+    @cached_property
+    def collective_of(self) -> Mapping[tuple[str, str], CollectiveSpec]:
+        """For a value that a party gets from a collective, by value and party: the first collective that gives it."""
+        found: dict[tuple[str, str], CollectiveSpec] = {}
+        for collective in self.collectives:
+            for party, outputs in zip(collective.parties, collective.outputs, strict=True):
+                for value in outputs:
+                    found.setdefault((value, party), collective)
+        return found

@@ -24,11 +24,12 @@ Where actors have GPUs, ``device A = 0, 1`` says which, a channel may end in ``s
 each channel and of each collective between GPUs what it does on which stream. ``static n0, i0`` lists the values of static shape.
 ``communicator m0 = A, B`` is a user-defined communicator, with its actors in the order of their ranks; its channels have
 ``| communicator m0 depth=2 ...``, and its collectives ``over communicator m0``.
+``host node0 = driver, A`` says which parties are on a host, where there are several hosts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
@@ -73,6 +74,7 @@ def format_plan(plan: BarePlan, mark: Mark | None = None) -> str:
     """
     lines = [f"plan max_inflight={plan.max_inflight} returns={'list' if plan.returns_list else 'value'}"]
     lines += [f"device {party} = {', '.join(map(str, gpus))}".rstrip() for party, gpus in plan.devices.items()]
+    lines += _format_hosts(plan.hosts)
     lines += [f"input {each.value} = {each.key}" for each in plan.inputs]
     lines += map(_format_node, plan.nodes)
     lines += [f"communicator {each.id} = {', '.join(each.parties)}".rstrip() for each in plan.communicators]
@@ -108,6 +110,13 @@ def format_excerpt(plan: BarePlan, mark: Mark, num_columns: int = 12, num_rows: 
     some = {name: places for name, places in columns.items() if name in shown}
     head = f"# columns {first} to {window[-1]}" + (f", without {num_hidden} busy parties" if num_hidden else "")
     return "\n".join([head, *_format_grid(plan, some, mark, window)])
+
+
+def _format_hosts(hosts: Mapping[str, str]) -> list[str]:
+    parties: dict[str, list[str]] = {}
+    for party, host in hosts.items():
+        parties.setdefault(host, []).append(party)
+    return [f"host {host} = {', '.join(on_it)}" for host, on_it in parties.items()]
 
 
 def _format_node(node: NodeSpec) -> str:

@@ -26,7 +26,7 @@ def ring_depth(transport: Transport, max_inflight: int) -> int:
     With as many slots as executions may be under way no shared-memory ring ever stops the pipeline; empty slots cost 1 KB each.
     A copy channel's records lie in such a ring; its slots on the device are few.
     """
-    is_in_background = transport not in (Transport.SHM, Transport.COPY)
+    is_in_background = transport not in (Transport.SHM, Transport.TCP, Transport.COPY)
     return min(OVERLAP_DEPTH, max_inflight) if is_in_background else max_inflight
 
 
@@ -63,7 +63,7 @@ def _channel(
 ) -> ChannelSpec:
     where = "" if way.device is TargetDevice.DEFAULT else f"-{way.device}"
     where += f"-{way.reader}" if way.reader else ""
-    has_own_slots = way.transport in (Transport.SHM, Transport.COPY)
+    has_own_slots = way.transport in (Transport.SHM, Transport.TCP, Transport.COPY)
     return ChannelSpec(
         id=f"{value}~{way.transport}{where}" if is_second else value,
         value=value,

@@ -28,11 +28,12 @@ def compile_plan(
     overlap: bool = False,
     topology: Topology | None = None,
     uuids: Mapping[int, str] | None = None,
+    hosts: Mapping[str, str] | None = None,
 ) -> tuple[Plan, dict[str, Call]]:
     """A validated plan, and the arguments of its nodes by node id. Raises a `GraphError` if a node asks for a transport that it
-    cannot have.
+    cannot have. ``hosts`` has the host of each party, where there are several.
     """
-    gpus = Gpus(graph.devices, topology, uuids or {})
+    gpus = Gpus(graph.devices, topology, uuids or {}, hosts or {})
     draft = lower(graph, gpus, max_inflight=max_inflight)
     draft = add_channels(draft, gpus, buffer_bytes=buffer_bytes)
     draft = order_turns(draft)

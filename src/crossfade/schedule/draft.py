@@ -19,8 +19,8 @@ class Draft:
     """Everything that a plan has, still open to change, and what only the passes need."""
 
     max_inflight: int
-    # inputs, nodes, collectives, channels, programs, outputs, returns_list, max_inflight, devices, static, communicators: as in
-    # `Plan`.
+    # inputs, nodes, collectives, channels, programs, outputs, returns_list, max_inflight, devices, static, communicators, hosts: as
+    # in `Plan`.
     inputs: list[InputSpec] = field(default_factory=list)
     nodes: list[NodeSpec] = field(default_factory=list)
     collectives: list[CollectiveSpec] = field(default_factory=list)
@@ -34,6 +34,7 @@ class Draft:
     devices: dict[str, tuple[int, ...]] = field(default_factory=dict)
     static: list[str] = field(default_factory=list)
     communicators: list[CommunicatorSpec] = field(default_factory=list)
+    hosts: dict[str, str] = field(default_factory=dict)
     wishes: dict[str, Wish] = field(default_factory=dict)  # what the user asked for, by value id
     # the same for one reader, where it differs, by value id and actor.
     wishes_to: dict[tuple[str, str], Wish] = field(default_factory=dict)
@@ -81,4 +82,5 @@ class Draft:
             devices=self.devices,
             static=tuple(self.static),
             communicators=tuple(self.communicators),
+            hosts={party: self.hosts[party] for party in self.programs if party in self.hosts},
         )

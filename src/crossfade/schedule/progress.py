@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from crossfade.plan.actions import RECV_STREAM, SEND_STREAM, Verb
 from crossfade.plan.device_streams import stream_in, stream_out
 from crossfade.plan.plan import ChannelSpec
+from crossfade.schedule.causes import Happening
 from crossfade.schedule.cores import Work
 from crossfade.schedule.strands import Need, Step, Strand
 
@@ -25,6 +26,7 @@ class Transfer:
     start_us: float = 0.0
     work: Work | None = None
     num_working: int = 0
+    cause: Happening | None = None  # what was over last of all that it waited for
 
     @property
     def key(self) -> tuple[str, int]:
@@ -79,6 +81,8 @@ class Cursor:
     since_us: float = 0.0  # since when it is there
     waits_for: str = ""  # the last need that blocked it here
     patient_since_us: float = math.inf  # since when it looks at needs that it does not wait for without end
+    cause: Happening | None = None  # what was over last of all that it waited for
+    seen_us: float = 0.0  # when it saw that
 
     @property
     def step(self) -> Step:
