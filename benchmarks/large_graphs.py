@@ -1,6 +1,7 @@
 """Large graphs of one actor class, to be planned and predicted: pipelines, data parallelism, fan-outs.
 
-A pipeline of S stages goes through M microbatches, forwards, or forwards and backwards; stage s of microbatch m waits for stage s - 1.
+A pipeline of S stages goes through M microbatches, forwards, or forwards and backwards; stage s of microbatch m waits for stage s -
+1.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ class Stage:
         return x
 
 
-def make_stages(num: int) -> list[Any]:
+def make_stages(num: int, kind: type[Stage] = Stage, num_gpus: int = 0) -> list[Any]:
     """So many actors."""
-    stage = crossfade.remote(Stage)
+    stage = crossfade.remote(num_gpus=num_gpus)(kind)
     return [stage.remote() for _ in range(num)]
 
 
-def pipeline(num_stages: int, num_microbatches: int) -> Any:
+def pipeline(num_stages: int, num_microbatches: int, kind: type[Stage] = Stage, num_gpus: int = 0) -> Any:
     """Forward passes alone."""
-    stages = make_stages(num_stages)
+    stages = make_stages(num_stages, kind, num_gpus)
     with crossfade.InputNode() as inp:
         values = [inp] * num_microbatches
         for step in range(num_stages + num_microbatches - 1):
@@ -42,9 +43,9 @@ def pipeline(num_stages: int, num_microbatches: int) -> Any:
     return crossfade.MultiOutputNode(values)
 
 
-def training_pipeline(num_stages: int, num_microbatches: int) -> Any:
+def training_pipeline(num_stages: int, num_microbatches: int, kind: type[Stage] = Stage, num_gpus: int = 0) -> Any:
     """All forward passes, then all backward passes (GPipe)."""
-    stages = make_stages(num_stages)
+    stages = make_stages(num_stages, kind, num_gpus)
     kept: dict[tuple[int, int], Any] = {}
     with crossfade.InputNode() as inp:
         values = [inp] * num_microbatches
@@ -61,9 +62,9 @@ def training_pipeline(num_stages: int, num_microbatches: int) -> Any:
     return crossfade.MultiOutputNode(values)
 
 
-def data_parallel(num_replicas: int, num_layers: int) -> Any:
+def data_parallel(num_replicas: int, num_layers: int, kind: type[Stage] = Stage, num_gpus: int = 0) -> Any:
     """Each replica computes a gradient for each layer, and all replicas sum it."""
-    replicas = make_stages(num_replicas)
+    replicas = make_stages(num_replicas, kind, num_gpus)
     with crossfade.InputNode() as inp:
         gradients = [inp] * num_replicas
         summed: list[Any] = []
@@ -74,9 +75,9 @@ def data_parallel(num_replicas: int, num_layers: int) -> Any:
     return crossfade.MultiOutputNode(ends)
 
 
-def fan_out(num_readers: int, num_values: int) -> Any:
+def fan_out(num_readers: int, num_values: int, kind: type[Stage] = Stage, num_gpus: int = 0) -> Any:
     """One actor's values go to all others, whose answers come back to it."""
-    head, *readers = make_stages(num_readers + 1)
+    head, *readers = make_stages(num_readers + 1, kind, num_gpus)
     with crossfade.InputNode() as inp:
         value = inp
         for _ in range(num_values):
@@ -85,7 +86,7 @@ def fan_out(num_readers: int, num_values: int) -> Any:
     return value
 
 
-GRAPHS: dict[str, Callable[[int, int], Any]] = {
+GRAPHS: dict[str, Callable[..., Any]] = {
     "pipeline": pipeline,
     "training pipeline": training_pipeline,
     "data parallel": data_parallel,

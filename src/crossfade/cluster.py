@@ -117,7 +117,8 @@ class HostGroup:
         _check_whole("HostGroup.num", self.num, 1)
         _check_whole("HostGroup.num_cores", self.num_cores, 1)
         _check_whole("HostGroup.num_gpus", self.num_gpus, 0)
-        if not (isinstance(self.name, str) and _NAME.match(self.name)):
+        name: object = self.name  # as a file has it
+        if not (isinstance(name, str) and _NAME.match(name)):
             raise ValueError(f"HostGroup.name is {self.name!r}\nhint: letters of ASCII, digits, _ and -, such as node")
 
 
@@ -130,7 +131,8 @@ class Placement:
     hosts: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for actor, host in self.hosts.items():
+        given: Mapping[Any, Any] = self.hosts
+        for actor, host in given.items():
             if not (isinstance(actor, str) and isinstance(host, str)):
                 raise ValueError(
                     f"Placement.hosts has {actor!r}: {host!r}\nhint: names, or patterns such as 'Loader*': 'cpu*'"

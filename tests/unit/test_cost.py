@@ -134,7 +134,7 @@ def test_a_value_s_size_is_found_by_its_id() -> None:
         (Workload(synchronous=["n7"]), r"synchronous .* 'n7'"),
         (
             Workload(value_bytes={"i1": 8}),
-            r"value_bytes .* 'i1'.*\nhint: the graph has i0, n0, n1: print",
+            r"value_bytes .* 'i1'.*\nhint: the graph has i0, n0, n1, A\.make, make, B\.take, \.\.\.: print",
         ),
     ],
 )

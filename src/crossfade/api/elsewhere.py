@@ -1,7 +1,7 @@
 """Plans for a machine that is not there: a described cluster stands for it, and no actor is made.
 
-While such a session runs, ``Cls.remote(...)`` gives handles whose methods can be bound, and nothing else: no constructor runs, no process
-starts. The graph is checked and planned as always; where its actors would be, `schedule.placement` says.
+While such a session runs, ``Cls.remote(...)`` gives handles whose methods can be bound, and nothing else: no constructor runs, no
+process starts. The graph is checked and planned as always; where its actors would be, `schedule.placement` says.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class _Elsewhere(InlineEngine):
         )
 
     def open(self, plan: Plan, *_: Any, **__: Any) -> NoReturn:
-        raise SessionError("the graph is for a machine that is only described", hint="return the node before .compile()")
+        raise SessionError(
+            "the graph is for a machine that is only described", hint="return the node before .compile()"
+        )
 
 
 def init_elsewhere(topology: Topology) -> None:

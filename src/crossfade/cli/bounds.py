@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import median
 
 from rich.console import Console
@@ -14,7 +15,7 @@ from crossfade.types import DRIVER
 
 __all__ = ["print_bounds"]
 
-NUM_SHOWN = 6
+NUM_SHOWN = 5
 """Actors, and links, that are shown one by one."""
 
 
@@ -24,8 +25,10 @@ def print_bounds(bounds: Bounds) -> None:
     table = new_table("What bounds it", ("on the critical path",), ("share", "busy"))
     _add(table.add_row, "actors computing", bounds.actors, "actors")
     _add(table.add_row, "links moving", bounds.links, "links")
-    handling = sum(each.handling for each in bounds.actors)
-    table.add_row("reads, writes and releases of actors", _percent(handling), "", end_section=True)
+    handling = sorted(bounds.actors, key=lambda each: -each.handling)
+    _add(
+        table.add_row, "actors reading, writing, releasing", [replace(e, share=e.handling) for e in handling], "actors"
+    )
     table.add_row("waking up, and being seen", _percent(bounds.waking), "")
     console.print(table)
     computing = [each for each in bounds.actors if each.name != DRIVER]

@@ -31,6 +31,7 @@ def read_cluster(path: Path) -> Topology:
     found = read_figures(Topology, path)
     if not found.hosts:
         raise UsersMistake(
-            f"{path} describes no hosts", hint="add 'hosts' to it, as docs/topology.md shows; what was measured stands for each"
+            f"{path} describes no hosts",
+            hint="add 'hosts' to it, as docs/topology.md shows; what was measured stands for each",
         )
     return found

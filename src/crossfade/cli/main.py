@@ -138,7 +138,9 @@ def plan(
     ] = None,
     workload: Annotated[
         Path | None,
-        typer.Option(help="How long methods take and how large values are, as Workload.to_json writes it.", metavar="FILE"),
+        typer.Option(
+            help="How long methods take and how large values are, as Workload.to_json writes it.", metavar="FILE"
+        ),
     ] = None,
     costs: Annotated[
         Path | None, typer.Option(help="What moving values costs, as CostModel.to_json writes it.", metavar="FILE")
@@ -180,12 +182,22 @@ def pipeline(
     device: Annotated[
         str, typer.Option(help="Where to measure, such as cuda; where the module is, if not given.")
     ] = "",
+    topology: Annotated[
+        Path | None, typer.Option(help="Predict for the cluster that this file describes.", metavar="FILE")
+    ] = None,
 ) -> None:
     """Cuts a module into stages of equal time, and predicts a training step by each of torch's schedules."""
     with _command():
         from crossfade.cli.pipeline import show_pipeline
 
-        show_pipeline(target, num_stages=stages, num_microbatches=microbatches, num_ranks=ranks, device=device)
+        show_pipeline(
+            target,
+            num_stages=stages,
+            num_microbatches=microbatches,
+            num_ranks=ranks,
+            device=device,
+            topology=topology,
+        )
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +61,7 @@ def show_plan(
     model = CostModel() if costs is None else read_figures(CostModel, costs)
     given = None if workload is None else read_figures(Workload, workload)
     options = CompileOptions(max_inflight=max_inflight, overlap=overlap)
+    gc.disable()  # a large graph is millions of objects, all in use: looking for garbage among them takes a third of the time
     if cluster is not None:
         init_elsewhere(cluster)  # before the user's module is imported: it may start actors
         node, work = load_graph(target)
@@ -130,7 +132,9 @@ def _counted(plan: Plan, cluster: Topology | None) -> str:
     text = f"{calls} on {actors}, {channels}"
     if cluster is not None:
         used, gpus = set(plan.hosts.values()), {gpu for each in plan.devices.values() for gpu in each}
-        text += f"; {len(used)} of {len(cluster.cluster.hosts)} hosts and {len(gpus)} of {len(cluster.cluster.of_gpu)} GPUs"
+        text += (
+            f"; {len(used)} of {len(cluster.cluster.hosts)} hosts and {len(gpus)} of {len(cluster.cluster.of_gpu)} GPUs"
+        )
     return text
 
 

@@ -1,8 +1,8 @@
 """Which write of a plan is over before which other one in every execution, because of what parties wait for.
 
-A step comes after the one before it on its party, and after the steps that bring what it needs. Each step that is come to has a *level*,
-the length of the longest chain before it, so a step is never before one of a lower or the same level: that answers nearly all
-questions. The others are answered by a search backwards, which looks at steps of levels in between only.
+A step comes after the one before it on its party, and after the steps that bring what it needs. Each step that is come to has a
+*level*, the length of the longest chain before it, so a step is never before one of a lower or the same level: that answers nearly
+all questions. The others are answered by a search backwards, which looks at steps of levels in between only.
 """
 
 from __future__ import annotations

@@ -10,7 +10,18 @@ from typing import Protocol
 
 from crossfade.types import DRIVER
 
-__all__ = ["COMMUNICATE", "COMPUTE", "WAIT", "NamedSpans", "Overlap", "Span", "actor_order", "covered_us", "lanes_of", "union_us"]
+__all__ = [
+    "COMMUNICATE",
+    "COMPUTE",
+    "WAIT",
+    "NamedSpans",
+    "Overlap",
+    "Span",
+    "actor_order",
+    "covered_us",
+    "lanes_of",
+    "union_us",
+]
 
 COMPUTE = "compute"
 COMMUNICATE = "communicate"

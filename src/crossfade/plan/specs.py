@@ -157,6 +157,15 @@ class BarePlan:
         return {collective.id: collective for collective in self.collectives}
 
     @cached_property
+    def collectives_on_devices(self) -> frozenset[str]:
+        """Ids of the collectives whose tensors go from device to device."""
+        return frozenset(
+            each.id
+            for each in self.collectives
+            if each.transport.moves_device_memory and all(self.devices.get(party) for party in each.parties)
+        )
+
+    @cached_property
     def collective_of(self) -> Mapping[tuple[str, str], CollectiveSpec]:
         """For a value that a party gets from a collective, by value and party: the first collective that gives it."""
         found: dict[tuple[str, str], CollectiveSpec] = {}

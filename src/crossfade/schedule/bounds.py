@@ -53,7 +53,9 @@ class Bounds:
         return asdict(self)
 
 
-def predict_bounds(plan: Plan, workload: Workload, costs: CostModel, num_executions: int = 1) -> tuple[Timeline, Bounds]:
+def predict_bounds(
+    plan: Plan, workload: Workload, costs: CostModel, num_executions: int = 1
+) -> tuple[Timeline, Bounds]:
     """Simulates a plan, and says what bounds it. Errors: as `schedule.simulate.simulate`."""
     simulation = Simulation(plan, workload, costs, num_executions)
     timeline = simulation.run()
@@ -89,7 +91,9 @@ def bounds_of(
     ]
     links = [Bound(name, on_path.get((name, LINK), 0.0), union_us(each) / step_us) for name, each in busy_us.items()]
     waking = sum(share for (_, kind), share in on_path.items() if kind == WAIT)
-    return Bounds(step_us, _sorted(each for each in actors if each.name != DRIVER or each.handling), _sorted(links), waking)
+    return Bounds(
+        step_us, _sorted(each for each in actors if each.name != DRIVER or each.handling), _sorted(links), waking
+    )
 
 
 def _sorted(bounds: Iterable[Bound]) -> tuple[Bound, ...]:

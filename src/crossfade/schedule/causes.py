@@ -1,7 +1,7 @@
 """What happened in a simulation because of what: the chain of causes that ends where the prediction ends.
 
-Whatever is done has one *cause*: what was over last of all that it waited for, on its own thread or elsewhere. From the last end the
-critical path leads back, cause by cause; its pieces fill the predicted time without a gap.
+Whatever is done has one *cause*: what was over last of all that it waited for, on its own thread or elsewhere. From the last end
+the critical path leads back, cause by cause; its pieces fill the predicted time without a gap.
 """
 
 from __future__ import annotations

@@ -31,11 +31,12 @@ A host that enqueues more slowly than the GPU works is what counts: a collective
 **By NCCL**: with the factors of its bus bandwidth (nccl-tests, doc/PERFORMANCE.md), which are those of the ring algorithms (Thakur,
 Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", 2005), each GPU sends 2 (W - 1) / W n to
 reduce, (W - 1) / W n to reduce and scatter, (W - 1) n to gather, n to broadcast. It takes as long as one measured transfer of so
-many bytes by NCCL over the slowest link. Between hosts of a described cluster each host sends those bytes to the next by all NICs of its
-GPUs, in rings, one a NIC; the fixed part is that of a tree of the hosts, up and down, which NCCL takes where messages are short
-(NVIDIA, "Massively Scale Your Deep Learning Training with NCCL 2.4", 2019): the lesser of both ways' costs, so it is a lower bound. The fixed part of that is its launch, which a collective has once. Measured crowds are
-*not* applied: NCCL's sends and receives share channels, of which its collectives use all. K of the copies that
-`crossfade.collectives.movers.c10d` and torch make around it come on top.
+many bytes by NCCL over the slowest link. Between hosts of a described cluster each host sends those bytes to the next by all NICs
+of its GPUs, in rings, one a NIC; the fixed part is that of a tree of the hosts, up and down, which NCCL takes where messages are
+short (NVIDIA, "Massively Scale Your Deep Learning Training with NCCL 2.4", 2019): the lesser of both ways' costs, so it is a lower
+bound. The fixed part of that is its launch, which a collective has once. Measured crowds are *not* applied: NCCL's sends and
+receives share channels, of which its collectives use all. K of the copies that `crossfade.collectives.movers.c10d` and torch make
+around it come on top.
 
 Against that report, with four GPUs and 16 MB and more, both lie within 20 % (`tests/unit/test_collective_costs.py`).
 
@@ -65,7 +66,7 @@ _PACKED_BYTES = 64 << 10
 _SLOT_ALIGNMENT = 256
 _SIGNALS = 2
 _NUM_LANES = 2
-_MOST_PAIRED = 64
+_MOST_PAIRED = 16
 """With more parties than this, links between neighbours stand for those between all."""
 _ADDED = (None, ReduceOp.SUM, ReduceOp.AVG)
 
@@ -80,7 +81,7 @@ class Estimate:
 
 def is_on_gpus(plan: Plan, collective: CollectiveSpec) -> bool:
     """Whether a collective's tensors go from GPU to GPU, as edges' do (`crossfade.schedule.device_steps.is_pushed`)."""
-    return collective.transport.moves_device_memory and all(plan.devices.get(party) for party in collective.parties)
+    return collective.id in plan.collectives_on_devices
 
 
 def estimate(
@@ -207,7 +208,7 @@ class _Nccl(_Way):
         return nics
 
     def _between_us(self, nics: dict[str, set[str]], sent_bytes: int) -> float:
-        """What goes from each host to the next takes all NICs of its GPUs; its latency is that of a tree of the hosts, up and down."""
+        """What goes from each host to the next takes all NICs of its GPUs; the latency is that of a tree of hosts, up and down."""
         networks = [(self.costs.topology.cluster.by_name[host].group.network, len(nics[host])) for host in nics]
         slowest_gbs = min(network.gbs * num for network, num in networks)
         latency_us = 2 * math.ceil(math.log2(len(nics))) * max(network.latency_us for network, _ in networks)

@@ -253,7 +253,10 @@ class GpuClock:
         """By measured crowds within a host, by fair shares of the NICs between hosts."""
         what = running.what
         assert not isinstance(what, Kernels), "kernels are at no port"
-        own_out, own_in = Counter(out for out, _ in running.pairs), Counter(into for _, into in running.pairs)
+        if len(running.pairs) == 1:
+            own_out, own_in = {running.pairs[0][0]: 1}, {running.pairs[0][1]: 1}
+        else:
+            own_out, own_in = Counter(out for out, _ in running.pairs), Counter(into for _, into in running.pairs)
         most = 1.0
         for out, into in running.pairs:
             num_out, num_in = 1 + self._num_out[out] - own_out[out], 1 + self._num_in[into] - own_in[into]

@@ -28,8 +28,8 @@ class Meetings:
     A collective starts when all its parties have started it, and the one before it of the same parties is over. By gloo it takes a
     core of each party for as long as the cost model says; between GPUs it takes these, and no core.
 
-    ``began`` is called when one begins. ``met`` is called when a collective is over, with the execution and the time at which it began for each party: when its work
-    began, or, between GPUs, when that party had come to it.
+    ``began`` is called when one begins. ``met`` is called when a collective is over, with the execution and the time at which it
+    began for each party: when its work began, or, between GPUs, when that party had come to it.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
 """What goes from host to host in the simulator: NICs of the parties, connections, and how long bytes are on their way.
 
-A party with GPUs uses the NIC of its first one; those of a host without GPUs are dealt out to its NICs in order. Values of a party for a
-host go over one connection, one after another; a value for several readers there crosses once. Bytes take what the NICs at both ends
-allow, shared with whatever else leaves or arrives there (`schedule.gpus`); after them the value is there one latency later.
+A party with GPUs uses the NIC of its first one; those of a host without GPUs are dealt out to its NICs in order. Values of a party
+for a host go over one connection, one after another; a value for several readers there crosses once. Bytes take what the NICs at
+both ends allow, shared with whatever else leaves or arrives there (`schedule.gpus`); after them the value is there one latency
+later.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which host of a described cluster each actor is on, and which GPUs it has there.
 
-Actors come in the order in which they were made. The first pattern of the placement that fits an actor's name says which hosts it may
-be on, else all may; among these its rule decides (`crossfade.cluster.Rule`). A host has room for an actor with GPUs while it has as
-many free, for one without while it has a core that no actor without GPUs has; where all cores are taken, the host with the
+Actors come in the order in which they were made. The first pattern of the placement that fits an actor's name says which hosts it
+may be on, else all may; among these its rule decides (`crossfade.cluster.Rule`). A host has room for an actor with GPUs while it
+has as many free, for one without while it has a core that no actor without GPUs has; where all cores are taken, the host with the
 fewest such actors for each core takes it. Actors that booked parts of one GPU share one in the cluster too. The driver is on the
 first host unless the placement says another one, and takes no room.
 """

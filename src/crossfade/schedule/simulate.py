@@ -16,8 +16,8 @@ What is simulated:
 - **GPUs.** Where actors have some, a method's host only enqueues: its kernels run on the actor's stream ``compute``, values move on
   the streams that `plan.device_streams` names (`schedule.device_steps`), beside each other and slowed down by each other as
   `schedule.gpus` says.
-- **Hosts.** Where the plan says on which host each party is, work shares the cores of its host, and what goes to another one is sent by
-  its writer and then crosses the network (`schedule.network`), which takes no core.
+- **Hosts.** Where the plan says on which host each party is, work shares the cores of its host, and what goes to another one is
+  sent by its writer and then crosses the network (`schedule.network`), which takes no core.
 - **The driver** is one thread that submits inputs and gets outputs, with a fixed number of executions in flight.
 
 It takes O(log n) per action and execution, and a plan that stops is an error, never an endless loop.

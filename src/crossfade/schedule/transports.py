@@ -11,8 +11,8 @@ other
 both have one, and copies do not                    ``staged``
 ==================================================  ========================================================================
 
-Values from and to the driver go by ``shm`` or ``tcp`` whichever transport was asked for: that wish is about edges between actors. Where the
-readers want the tensors is heard there too.
+Values from and to the driver go by ``shm`` or ``tcp`` whichever transport was asked for: that wish is about edges between actors.
+Where the readers want the tensors is heard there too.
 """
 
 from __future__ import annotations

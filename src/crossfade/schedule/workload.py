@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from crossfade.hints import nearest
-from crossfade.plan.actions import MAIN
+from crossfade.plan.actions import MAIN, Verb
 from crossfade.plan.plan import NodeSpec, Plan
 from crossfade.plan.spans import COMPUTE
 from crossfade.plan.timeline import Timeline
@@ -73,7 +73,7 @@ class Workload:
             ("compute_us", self.compute_us, calls),
             ("device_us", self.device_us, calls),
             ("synchronous", self.synchronous, calls),
-            ("value_bytes", self.value_bytes, {**calls, **values}),
+            ("value_bytes", self.value_bytes, {**values, **calls}),
         ):
             for name in given:
                 if name not in known:
@@ -118,8 +118,9 @@ class Workload:
         """
         found: dict[bool, dict[str, list[float]]] = {False: {}, True: {}}
         for span in timeline.spans:
-            if span.kind == COMPUTE:
-                found[span.stream != MAIN].setdefault(span.what, []).append(span.duration_us)
+            if span.kind == COMPUTE and span.label.startswith(Verb.RUN):
+                method = span.what.rpartition(".")[2]  # a measured span has the actor's name before it
+                found[span.stream != MAIN].setdefault(method, []).append(span.duration_us)
         host_us, device_us = ({name: median(times) for name, times in found[each].items()} for each in (False, True))
         return cls(host_us, device_us=device_us, **more)
 
