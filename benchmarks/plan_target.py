@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import tempfile
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -15,14 +16,18 @@ import crossfade
 from benchmarks.large_graphs import GRAPHS
 from crossfade.cli.plan import show_plan
 
-GPU_WORK = crossfade.Workload(
-    compute_us={"forward": 30.0, "backward": 30.0},
-    device_us={"forward": 2_000.0, "backward": 4_000.0},
-    value_bytes={"forward": 64_000_000, "backward": 64_000_000},
-)
-CPU_WORK = crossfade.Workload(
-    compute_us={"forward": 2_000.0, "backward": 4_000.0}, value_bytes={"forward": 1_000_000, "backward": 1_000_000}
-)
+TIMES_US = {"forward": 2_000.0, "backward": 4_000.0}
+ENQUEUING_US = 30.0
+GPU_VALUE_BYTES, CPU_VALUE_BYTES = 64_000_000, 1_000_000
+
+
+def workload(methods: Sequence[str], *, is_on_gpus: bool) -> crossfade.Workload:
+    """What the methods of a graph take."""
+    times_us = {name: TIMES_US[name] for name in methods}
+    if is_on_gpus:
+        sizes = dict.fromkeys(methods, GPU_VALUE_BYTES)
+        return crossfade.Workload(dict.fromkeys(methods, ENQUEUING_US), sizes, device_us=times_us)
+    return crossfade.Workload(times_us, dict.fromkeys(methods, CPU_VALUE_BYTES))
 
 
 def cluster(num_gpus: int, num_cores: int) -> dict[str, Any]:
@@ -43,7 +48,8 @@ def graph() -> Any:
     name, actors, times, on = os.environ["PLANNED"].split("|")
     is_on_gpus = on == "GPUs"
     made = GRAPHS[name](int(actors) - (name == "fan-out"), int(times), num_gpus=int(is_on_gpus))
-    return made, GPU_WORK if is_on_gpus else CPU_WORK
+    methods = ("forward",) if name == "pipeline" else ("forward", "backward")
+    return made, workload(methods, is_on_gpus=is_on_gpus)
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ __all__ = [
 MOST_HOSTS = 100_000
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
-_HINT = "docs/topology.md describes the file of a cluster"
+_HINT = "docs/clusters.md describes the file of a cluster"
 
 _Data = TypeVar("_Data", bound="GpuLink | Network | HostGroup | Placement")
 

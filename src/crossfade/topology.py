@@ -9,13 +9,11 @@ in microseconds. What was not measured is empty.
 from __future__ import annotations
 
 import json
-import os
 import platform
 import warnings
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from operator import attrgetter
@@ -24,6 +22,7 @@ from typing import Any, TypeVar
 
 from crossfade.cluster import Cluster, HostGroup, LinkKind, Placement, groups_from_data, placement_from_data
 from crossfade.cluster import check_figure as _check
+from crossfade.files import cache_folder, replace_file
 from crossfade.hints import nearest
 
 __all__ = [
@@ -35,9 +34,7 @@ __all__ = [
     "Rate",
     "Slowdown",
     "Topology",
-    "cache_folder",
     "load_topology",
-    "replace_file",
     "save_topology",
     "topology_path",
 ]
@@ -361,17 +358,6 @@ def _check_whole(name: str, value: object) -> None:
         raise _no_topology(f"{name} is {value!r}, which is no whole number")
 
 
-def cache_folder() -> Path:
-    """Where crossfade keeps what it measured: CROSSFADE_CACHE_DIR, else ``crossfade`` in XDG_CACHE_HOME, else in ``~/.cache``.
-    Raises a RuntimeError if this user has no home.
-    """
-    own = os.environ.get("CROSSFADE_CACHE_DIR", "")
-    if own:
-        return Path(own)
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "crossfade"
-
-
 def topology_path() -> Path:
     """Where this host's measured topology is kept: in the user's cache folder, under the host's name."""
     return cache_folder() / f"topology-{platform.node() or 'host'}.json"
@@ -408,22 +394,3 @@ def save_topology(topology: Topology, path: Path | None = None) -> Path:
     else:
         replace_file(path, text)
     return path
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Writes a file whole or not at all: who reads it meanwhile gets the old one or the new one. Where the path is a symlink, the
-    file behind it is replaced.
-    """
-    target = Path(os.path.realpath(path))
-    beside = target.with_name(f".{os.urandom(8).hex()}")
-    try:
-        with beside.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(target)
-    except OSError as error:
-        raise type(error)(error.errno, error.strerror, str(path)) from None  # of the file that was asked for
-    finally:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)

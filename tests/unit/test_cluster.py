@@ -23,7 +23,7 @@ GPUS = HostGroup(
 CPUS = HostGroup(Network(5.0, 30.0), num_cores=2, num=2, name="cpu")
 BOTH = Topology(hosts=(GPUS, CPUS))
 
-WRITTEN = {
+WRITTEN: dict[str, Any] = {
     "version": 1,
     "hosts": [
         {
@@ -85,7 +85,7 @@ def _edited(**host: Any) -> dict[str, Any]:
     ],
 )
 def test_mistakes_in_the_file_are_told_with_a_hint(data: Any, said: str, hint: str) -> None:
-    with pytest.raises(ValueError, match="(?s).") as caught:
+    with pytest.raises(ValueError, match=r"(?s).") as caught:
         Topology.from_json(json.dumps(data))
     message, _, told = str(caught.value).partition("\nhint: ")
     assert said in message
@@ -101,7 +101,7 @@ def test_links_within_a_host_and_between_hosts() -> None:
     assert (near.kind, far.kind) == (LinkKind.NVLINK, LinkKind.NETWORK)
     assert links.alone_us(BOTH, "copy", names[0], names[3], 400_000) == pytest.approx(9 + 1, rel=1e-6)
     assert links.alone_us(BOTH, "nccl", names[3], names[4], 5_000_000) == pytest.approx(15 + 100, rel=1e-6)
-    with pytest.raises(KeyError, match="'copy' was not measured"):
+    with pytest.raises(KeyError, match=r"'copy' was not measured"):
         links.alone_us(BOTH, "copy", names[3], names[4], 1)
 
 

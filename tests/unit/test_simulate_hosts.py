@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from itertools import pairwise
 from types import FrameType
 from typing import Any
 
@@ -30,12 +31,31 @@ LATENCY_US = 50.0
 MB = 1_000_000
 TIME_US = MB / GBS / 1e3
 """Of a value of 1 MB, alone."""
-FREE = dict.fromkeys(
-    (
-        "write_us write_large_us write_us_per_mb read_us read_large_us read_us_per_mb hop_us wake_us step_us tcp_us tcp_us_per_mb "
-        "push_host_us accept_host_us collective_host_us kernel_us host_us receive_host_us latency_us host_us_per_mb nccl_us "
-        "collective_us up_us"
-    ).split(),
+FREE: dict[str, Any] = dict.fromkeys(
+    [
+        "write_us",
+        "write_large_us",
+        "write_us_per_mb",
+        "read_us",
+        "read_large_us",
+        "read_us_per_mb",
+        "hop_us",
+        "wake_us",
+        "step_us",
+        "tcp_us",
+        "tcp_us_per_mb",
+        "push_host_us",
+        "accept_host_us",
+        "collective_host_us",
+        "kernel_us",
+        "host_us",
+        "receive_host_us",
+        "latency_us",
+        "host_us_per_mb",
+        "nccl_us",
+        "collective_us",
+        "up_us",
+    ],
     0.0,
 )
 """Nothing but the network costs anything."""
@@ -188,7 +208,7 @@ def test_the_slowest_actor_and_the_slowest_link_bound_a_pipeline() -> None:
 @given(gpu_graphs(), st.lists(st.sampled_from(["host0", "host1", "host2"]), min_size=3, max_size=3), st.integers(1, 3))
 def test_the_critical_path_fills_the_predicted_time_without_a_gap(graph: Any, names: list[str], num: int) -> None:
     for topology, hosts in ((Topology(), None), (cluster(num_gpus=3), {f"A{i}": names[0] for i in range(3)})):
-        options = {} if hosts is None else {"hosts": {DRIVER: names[1], **hosts}, "topology": topology}
+        options: dict[str, Any] = {} if hosts is None else {"hosts": {DRIVER: names[1], **hosts}, "topology": topology}
         plan = compiled(graph, **options)
         workload = Workload(default_compute_us=5.0, default_value_bytes=200_000, device_us={"make": 30.0})
         simulation = Simulation(plan, workload, CostModel(topology=topology), num)
@@ -196,7 +216,7 @@ def test_the_critical_path_fills_the_predicted_time_without_a_gap(graph: Any, na
         path = simulation.critical_path()
         assert path[0].start_us == 0.0
         assert path[-1].end_us == pytest.approx(max(span.end_us for span in timeline.spans), abs=1.0)
-        for before, after in zip(path, path[1:], strict=False):
+        for before, after in pairwise(path):
             assert before.end_us == pytest.approx(after.start_us)
         _, bounds = predict_bounds(plan, workload, CostModel(topology=topology), num)
         shares = sum(each.share + each.handling for each in bounds.actors) + sum(each.share for each in bounds.links)

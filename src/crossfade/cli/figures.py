@@ -32,6 +32,6 @@ def read_cluster(path: Path) -> Topology:
     if not found.hosts:
         raise UsersMistake(
             f"{path} describes no hosts",
-            hint="add 'hosts' to it, as docs/topology.md shows; what was measured stands for each",
+            hint="add 'hosts' to it, as docs/clusters.md shows; what was measured stands for each",
         )
     return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from crossfade.plan.spans import WAIT
 
-__all__ = ["LINK", "Happening", "Piece", "critical_path"]
+__all__ = ["LINK", "Happening", "Piece", "Trail", "critical_path"]
 
 LINK = "link"
 """The kind of what is on its way between actors; what actors do themselves has the kinds of spans."""
@@ -25,6 +25,30 @@ class Happening:
     start_us: float
     end_us: float
     cause: Happening | None
+
+
+class Trail:
+    """What has happened in one simulation so far."""
+
+    def __init__(self) -> None:
+        self.now_over: Happening | None = None  # what has just ended, and makes others begin
+        self.last: Happening | None = None  # what ended last
+        self.moves: list[Happening] = []  # transfers and collectives
+        self._last_on: dict[str, Happening] = {}
+
+    def add(self, where: str, kind: str, start_us: float, end_us: float, cause: Happening | None) -> Happening:
+        """Notes what has ended now, and why it began."""
+        self.now_over = happening = Happening(where, kind, start_us, end_us, cause)
+        if kind == LINK:
+            self._last_on[where] = happening
+            self.moves.append(happening)
+        if self.last is None or end_us >= self.last.end_us:
+            self.last = happening
+        return happening
+
+    def last_on(self, link: str) -> Happening | None:
+        """The transfer that ended last on a link."""
+        return self._last_on.get(link)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Cores", "Work"]
+__all__ = ["Cores", "Lane", "Work"]
 
 
 @dataclass(slots=True, eq=False)
@@ -42,10 +42,16 @@ class _Core:
     idle_since_us: float = 0.0  # when it had nothing to do any more
     ends: list[tuple[float, int, int, Work]] = field(default_factory=list)  # a heap of (end, number, version, work)
     version: int = 0  # how often it changed; an entry of a heap with another version is out of date
+    slowness: float = 0.0  # of a lane: how many times as long each piece takes as alone
+
+    @property
+    def num_sharing(self) -> float:
+        """By how much the virtual clock is slower than the real one."""
+        return self.slowness or max(1, len(self.works))
 
     def catch_up(self, now_us: float) -> None:
         """Brings the virtual clock to the real one."""
-        self.clock += (now_us - self.at_us) / max(1, len(self.works))
+        self.clock += (now_us - self.at_us) / self.num_sharing
         self.at_us = now_us
 
     def next_end_us(self) -> float:
@@ -54,11 +60,15 @@ class _Core:
             heapq.heappop(self.ends)
         if not self.ends:
             return math.inf
-        return self.at_us + max(0.0, self.ends[0][0] - self.clock) * len(self.works)
+        return self.at_us + max(0.0, self.ends[0][0] - self.clock) * self.num_sharing
 
     def _is_current(self, entry: tuple[float, int, int, Work]) -> bool:
         work = entry[3]
         return work.core is self and work in self.works and work.version == entry[2]
+
+
+Lane = _Core
+"""What `Cores.new_lane` gives."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +107,22 @@ class Cores:
         work = Work(done, factor, roams, self._core_for_work(host))
         self._add(work, work_us * factor)
         return work
+
+    def new_lane(self) -> Lane:
+        """Something besides the cores on which any number of pieces go on at once, all equally slowed down."""
+        self._num_cores_used += 1
+        return _Core(self._num_cores_used, _Host(0), at_us=self.now_us, slowness=1.0)
+
+    def start_on(self, lane: Lane, work_us: float, done: Callable[[], None]) -> None:
+        """Starts a piece of work on a lane."""
+        self._add(Work(done, 1.0, False, lane), work_us)
+
+    def slow_lane(self, lane: Lane, slowness: float) -> None:
+        """From now on, all that is on the lane takes so many times as long as alone."""
+        if slowness != lane.slowness:
+            lane.catch_up(self.now_us)
+            lane.slowness = slowness
+            self._changed(lane)
 
     def slow_down(self, work: Work, factor: float) -> None:
         """From now on, what is left of the work takes ``factor`` times as long as alone."""
@@ -183,6 +209,10 @@ class Cores:
         """Enters anew what a core has, and when something happens on it next."""
         host = core.host
         core.version += 1
+        if core.slowness:
+            if core.works:
+                heapq.heappush(self._next, (core.next_end_us(), core.number, core.version, core))
+            return
         heapq.heappush(host.loads, (len(core.works), core.number, core.version, core))
         for members, belongs in ((host.idle, not core.works), (host.crowded, len(core.works) > 1)):
             if belongs:

@@ -121,7 +121,7 @@ class CostModel:
     memory_gbs: float = 2700.0
     """Rate at which such a kernel moves bytes, in and out together."""
     tcp_us: float = 30.0
-    """Fixed cost of a value that goes to another host by TCP, for the writer and for each reader, beside ``write_us``, ``read_us``."""
+    """Fixed cost of a value that goes to another host by TCP, for its writer and each reader, beside ``write_us``, ``read_us``."""
     tcp_us_per_mb: float = 250.0
     """What a MB of it costs a core of either, on top of the writer's copy: system calls, and the kernel's copy."""
     step_us: float = 0.1

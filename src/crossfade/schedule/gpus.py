@@ -12,13 +12,13 @@ direction by itself. The time until the first byte is there is not shared.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias, TypeGuard
 
 from crossfade.schedule import links
-from crossfade.schedule.cores import Cores, Work
+from crossfade.schedule.cores import Cores, Lane, Work
 from crossfade.schedule.cost import CostModel, Slowdown
 from crossfade.types import Transport
 
@@ -97,13 +97,23 @@ def push_time_us(costs: CostModel, push: Push) -> float:
 class _Running:
     """Work that has begun, with what slows it down."""
 
-    what: Kernels | Push | Exchange | Flow
+    what: Kernels | Push | Exchange
     number: int  # in the order of their beginnings
     gpus: tuple[int, ...]  # those that it uses
     pairs: tuple[tuple[Port, Port], ...]  # where it leaves and arrives, for a move
     work: Work | None = None
     crowding: float = 1.0  # of a move: how much others that leave or arrive at the same ports slow it down
     num_kernels: int = 0  # of a move: kernels on its GPUs
+
+
+@dataclass(slots=True, eq=False)
+class _Wire:
+    """What is on its way from one NIC to another: all of it equally fast."""
+
+    out: Port
+    into: Port
+    lane: Lane
+    num: int = 0  # how many values
 
 
 class GpuClock:
@@ -119,6 +129,10 @@ class GpuClock:
         self._kernels: defaultdict[int, dict[_Running, None]] = defaultdict(dict)  # by GPU
         self._moves: defaultdict[int, dict[_Running, None]] = defaultdict(dict)  # by GPU
         self._at_ports: defaultdict[Port, dict[_Running, None]] = defaultdict(dict)  # moves that leave or arrive there
+        self._wires: dict[tuple[Port, Port], _Wire] = {}
+        self._wires_at: defaultdict[Port, dict[_Wire, None]] = defaultdict(dict)  # those that have something on them
+        # where wires have changed since time went on: many begin and end at once, and are looked at once.
+        self._changed: dict[Port, None] = {}
         self._num_out: Counter[Port] = Counter()
         self._num_in: Counter[Port] = Counter()
         self._slowdowns: dict[Transport, Slowdown] = {}
@@ -130,7 +144,12 @@ class GpuClock:
 
     def next_end_us(self) -> float:
         """When something ends if nothing changes before; infinity when nothing runs."""
-        return self._works.next_end_us()
+        time_us = self._works.next_end_us()
+        if self._changed and time_us > self._works.now_us:
+            self._update_ports(self._changed)
+            self._changed.clear()
+            time_us = self._works.next_end_us()
+        return time_us
 
     def finish_next(self) -> None:
         """Ends what ends next."""
@@ -139,11 +158,49 @@ class GpuClock:
     def start(self, what: Kernels | Push | Exchange | Flow, now_us: float, done: Callable[[], None]) -> None:
         """Starts work; ``done`` is called at its end."""
         self._works.advance(now_us)
+        if isinstance(what, Flow):
+            self._flow(what, done)
+            return
         latency_us = self._latency_us(what)
         if latency_us:
             self._works.start(latency_us, partial(self._begin, what, done))
         else:
             self._begin(what, done)
+
+    def _flow(self, flow: Flow, done: Callable[[], None]) -> None:
+        """Starts what needs no GPU. However many values are on a wire, a change looks at the wire as a whole."""
+        ports = flow.source, flow.target
+        wire = self._wires.get(ports)
+        if wire is None:
+            wire = self._wires[ports] = _Wire(*ports, self._works.new_lane())
+        self._works.start_on(wire.lane, flow.time_us, partial(self._flowed, wire, done))
+        self._count(wire, 1)
+
+    def _flowed(self, wire: _Wire, done: Callable[[], None]) -> None:
+        self._count(wire, -1)
+        done()
+
+    def _count(self, wire: _Wire, change: int) -> None:
+        wire.num += change
+        self._num_out[wire.out] += change
+        self._num_in[wire.into] += change
+        for port in (wire.out, wire.into):
+            if wire.num:
+                self._wires_at[port][wire] = None
+            else:
+                self._wires_at[port].pop(wire, None)
+        self._changed |= {wire.out: None, wire.into: None}
+
+    def _update_ports(self, ports: Iterable[Port]) -> None:
+        """Gives all that leaves or arrives at some ports its factor."""
+        moves: dict[_Running, None] = {}
+        for port in ports:
+            moves |= self._at_ports[port]
+            for wire in self._wires_at[port]:
+                self._works.slow_lane(wire.lane, float(max(self._num_out[wire.out], self._num_in[wire.into])))
+        for running in sorted(moves, key=_number):
+            running.crowding = self._crowding(running)
+            self._slow_down(running)
 
     def link_of(self, push: Push) -> str:
         """What a transfer goes through, in words: the two GPUs, or between hosts their NICs."""
@@ -154,13 +211,13 @@ class GpuClock:
         known = [names[gpu] if gpu < len(names) else f"GPU {gpu}" for gpu in (out, into)]
         return link_name(*known)
 
-    def _latency_us(self, what: Kernels | Push | Exchange | Flow) -> float:
+    def _latency_us(self, what: Kernels | Push | Exchange) -> float:
         """What a transfer between hosts takes before its bytes move, and others do not slow down."""
         if isinstance(what, Push) and self._ports((what.source, what.target)) != (what.source, what.target):
             return push_time_us(self._costs, replace(what, size_bytes=0))
         return 0.0
 
-    def _begin(self, what: Kernels | Push | Exchange | Flow, done: Callable[[], None]) -> None:
+    def _begin(self, what: Kernels | Push | Exchange, done: Callable[[], None]) -> None:
         alone_us = push_time_us(self._costs, what) - self._latency_us(what) if isinstance(what, Push) else what.time_us
         self._num_started += 1
         running = _Running(what, self._num_started, *self._uses(what))
@@ -168,12 +225,10 @@ class GpuClock:
         self._enter(running)
         self._update(running)
 
-    def _uses(self, what: Kernels | Push | Exchange | Flow) -> tuple[tuple[int, ...], tuple[tuple[Port, Port], ...]]:
+    def _uses(self, what: Kernels | Push | Exchange) -> tuple[tuple[int, ...], tuple[tuple[Port, Port], ...]]:
         """The GPUs that it is on, and between which ports it moves."""
         if isinstance(what, Kernels):
             return what.gpus, ()
-        if isinstance(what, Flow):
-            return (), ((what.source, what.target),)
         gpus = tuple(dict.fromkeys(gpu for pair in what.pairs for gpu in pair))
         return gpus, tuple(self._ports(pair) for pair in what.pairs)
 
@@ -231,8 +286,13 @@ class GpuClock:
         for running in crowded:
             running.crowding = self._crowding(running)
         for running in sorted({**near, **crowded}, key=_number):
-            assert running.work is not None, "it has begun"
-            self._works.slow_down(running.work, self._factor(running))
+            self._slow_down(running)
+        with_wires = dict.fromkeys(port for pair in changed.pairs for port in pair if self._wires_at.get(port))
+        self._update_ports(with_wires)
+
+    def _slow_down(self, running: _Running) -> None:
+        assert running.work is not None, "it has begun"
+        self._works.slow_down(running.work, self._factor(running))
 
     def _factor(self, running: _Running) -> float:
         what = running.what
@@ -277,5 +337,5 @@ def _number(running: _Running) -> int:
     return running.number
 
 
-def _moves(what: Kernels | Push | Exchange | Flow) -> TypeGuard[Push | Exchange | Flow]:
+def _moves(what: Kernels | Push | Exchange) -> TypeGuard[Push | Exchange]:
     return not isinstance(what, Kernels)

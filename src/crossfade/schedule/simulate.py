@@ -31,27 +31,23 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from crossfade.errors import PlanError
 from crossfade.plan.actions import COLL_STREAM, Verb
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.plan.timeline import Span, Timeline
-from crossfade.schedule.causes import LINK, Happening, Piece, critical_path
+from crossfade.schedule.causes import LINK, Happening, Piece, Trail, critical_path
 from crossfade.schedule.cores import Cores
 from crossfade.schedule.cost import CostModel
 from crossfade.schedule.device_steps import is_pushed, push_of
 from crossfade.schedule.gpus import GpuClock, Push
 from crossfade.schedule.meetings import Meetings
 from crossfade.schedule.network import Connections, Hosts
-from crossfade.schedule.progress import Cursor, Inbox, Process, Transfer
+from crossfade.schedule.progress import Cursor, Inbox, Process, Transfer, check_that_all_is_done
 from crossfade.schedule.steps import NETWORK_STREAM, reached, strands_of
 from crossfade.schedule.strands import Need
 from crossfade.schedule.workload import Workload
 from crossfade.types import Transport
 
 __all__ = ["Simulation", "simulate"]
-
-SHOWN_STUCK = 8
-"""How many of the stuck parties an error names."""
 
 
 def simulate(
@@ -97,12 +93,9 @@ class Simulation:
         self._meetings = Meetings(plan, self._cores, self._gpus, workload, costs, self._hosts, self._began, self._met)
         # when each fact became true, by its name and its execution, and what made it true.
         self._facts: dict[tuple[str, int], Happening] = {}
-        self._now_over: Happening | None = None  # what has just ended, and makes others begin
+        self._trail = Trail()
         self._num_started: Counter[tuple[str, int]] = Counter()
         self._begun: dict[tuple[str, int], Happening | None] = {}  # the causes of collectives that are under way
-        self._last_on: dict[str, Happening] = {}  # the last transfer of each link
-        self._last: Happening | None = None  # what ended last
-        self.moves: list[Happening] = []  # transfers and collectives
         self._blocked: defaultdict[tuple[str, int], list[Cursor]] = defaultdict(list)
         self._ready: deque[Cursor] = deque()
         self._alarms: list[tuple[float, int, Callable[[], None]]] = []
@@ -133,12 +126,17 @@ class Simulation:
             else:
                 self._cores.advance(alarm_us)
                 heapq.heappop(self._alarms)[-1]()
-        self._check_that_all_is_done()
+        check_that_all_is_done(self._cursors, self._inboxes, self._num_executions)
         return Timeline.of("predicted", self._spans, self._meetings.notes)
 
     def critical_path(self) -> list[Piece]:
         """What the end of the last execution waited for, from the beginning on; after `run`."""
-        return critical_path(self._last)
+        return critical_path(self._trail.last)
+
+    @property
+    def moves(self) -> list[Happening]:
+        """Transfers and collectives that are over; ``where`` is the link."""
+        return self._trail.moves
 
     # Strands: one step after another.
 
@@ -245,8 +243,11 @@ class Simulation:
         step, execution = cursor.step, cursor.execution
         if step.kind is not None:
             self._show(cursor.strand.actor, cursor.strand.stream, step.label, step.what, step.kind, execution, start_us)
-        self._over(self._where(cursor), step.kind or "", start_us, cursor.cause)
-        cursor.cause, cursor.seen_us = self._now_over, self._cores.now_us
+        if isinstance(step.device, Push):
+            self._over(self._gpus.link_of(step.device), LINK, start_us, cursor.cause)
+        else:
+            self._over(cursor.strand.actor, step.kind or "", start_us, cursor.cause)
+        cursor.cause, cursor.seen_us = self._trail.now_over, self._cores.now_us
         process.at_work, process.awake_us = None, self._cores.now_us
         if process.compute is not None:
             process.compute = None
@@ -266,24 +267,12 @@ class Simulation:
             following.cause, following.seen_us = cursor.cause, self._cores.now_us
             self._work(process, following)
 
-    def _over(self, where: tuple[str, bool], kind: str, start_us: float, cause: Happening | None) -> Happening:
-        """Notes what has ended now, and why it began. ``where`` also says whether it moved between actors."""
-        name, is_move = where
-        self._now_over = happening = Happening(name, LINK if is_move else kind, start_us, self._cores.now_us, cause)
-        if is_move:
-            self._last_on[name] = happening
-            self.moves.append(happening)
-        if self._last is None or happening.end_us >= self._last.end_us:
-            self._last = happening
-        return happening
-
-    def _where(self, cursor: Cursor) -> tuple[str, bool]:
-        device = cursor.step.device
-        return (self._gpus.link_of(device), True) if isinstance(device, Push) else (cursor.strand.actor, False)
+    def _over(self, where: str, kind: str, start_us: float, cause: Happening | None) -> None:
+        self._trail.add(where, kind, start_us, self._cores.now_us, cause)
 
     def _happened(self, fact: str, execution: int) -> None:
-        assert self._now_over is not None, "facts become true when something ends"
-        self._facts[fact, execution] = self._now_over
+        assert self._trail.now_over is not None, "facts become true when something ends"
+        self._facts[fact, execution] = self._trail.now_over
         self._ready.extend(self._blocked.pop((fact, execution), ()))
 
     def _start_one(self, collective: CollectiveSpec, execution: int) -> None:
@@ -294,7 +283,7 @@ class Simulation:
             self._happened(f"started {collective.id}", execution)
 
     def _began(self, collective: CollectiveSpec, execution: int) -> None:
-        self._begun[collective.id, execution] = self._now_over
+        self._begun[collective.id, execution] = self._trail.now_over
 
     def _met(self, collective: CollectiveSpec, execution: int, starts_us: Mapping[str, float]) -> None:
         for party, start_us in starts_us.items():
@@ -302,7 +291,7 @@ class Simulation:
             self._show(party, COLL_STREAM, label, str(collective.kind), "communicate", execution, start_us)
         cause = self._begun.pop((collective.id, execution))
         where = f"{collective.kind} of {len(collective.parties)} actors by {collective.transport}"
-        self._over((where, True), LINK, cause.end_us if cause is not None else 0.0, cause)
+        self._over(where, LINK, cause.end_us if cause is not None else 0.0, cause)
         self._happened(f"over {collective.id}", execution)
 
     # Transfers: in the background of both actors.
@@ -325,7 +314,7 @@ class Simulation:
         """To each host of readers once."""
         size_bytes = self._workload.size_bytes(channel.value)
         for reader in self._hosts.firsts(channel):
-            done = partial(self._came_far, channel, reader, execution, self._now_over)
+            done = partial(self._came_far, channel, reader, execution, self._trail.now_over)
             self._connections.send(channel, reader, size_bytes, self._now_us, done)
 
     def _now_us(self) -> float:
@@ -335,19 +324,19 @@ class Simulation:
         self, channel: ChannelSpec, reader: str, execution: int, cause: Happening | None, start_us: float
     ) -> None:
         link = self._hosts.link(channel.writer, reader)
-        before = self._last_on.get(link)
+        before = self._trail.last_on(link)
         if cause is None or (before is not None and start_us > cause.end_us):
             cause = before  # it had to wait for the connection
         label, what = f"{Verb.WRITE} {channel.id}", f"{channel.writer} -> {self._hosts.of.get(reader, reader)}"
         self._show(channel.writer, NETWORK_STREAM, label, what, "communicate", execution, start_us)
-        self._over((link, True), LINK, start_us, cause)
+        self._over(link, LINK, start_us, cause)
         self._happened(reached(channel, self._hosts.of.get(reader, "")), execution)
 
     def _start_next(self, inbox: Inbox) -> None:
         transfer = inbox.take()
         if transfer is None:
             return
-        transfer.start_us, transfer.cause = self._cores.now_us, self._now_over
+        transfer.start_us, transfer.cause = self._cores.now_us, self._trail.now_over
         if is_pushed(self._plan, transfer.channel):
             push = push_of(self._plan, self._workload, transfer.channel, transfer.reader)
             self._gpus.start(push, transfer.start_us, partial(self._arrived, inbox, transfer))
@@ -383,7 +372,7 @@ class Simulation:
         is_on_gpus = is_pushed(self._plan, channel)
         push = push_of(self._plan, self._workload, channel, transfer.reader) if is_on_gpus else None
         link = self._hosts.link(channel.writer, transfer.reader) if push is None else self._gpus.link_of(push)
-        self._over((link, True), LINK, start_us, transfer.cause)
+        self._over(link, LINK, start_us, transfer.cause)
         self._happened(f"arrived {channel.id} at {transfer.reader}", execution)
         inbox.is_busy = False
         self._start_next(inbox)
@@ -416,24 +405,4 @@ class Simulation:
             step, strand = cursor.step, cursor.strand
             self._show(
                 strand.actor, strand.stream, step.label, cursor.waits_for, "wait", cursor.execution, cursor.since_us
-            )
-
-    def _check_that_all_is_done(self) -> None:
-        stuck = [
-            f"  {cursor.strand.actor} at {cursor.step.label!r} of execution {cursor.execution}: waits for"
-            f" {cursor.waits_for!r} of execution {cursor.execution + cursor.needs[cursor.need].offset}"
-            for cursor in self._cursors
-            if cursor.round < self._num_executions
-        ]
-        for (reader, _), inbox in self._inboxes.items():
-            for channel, execution, sender in inbox.lost()[:1] if not stuck else ():
-                raise PlanError(
-                    f"PL-1: {channel!r} of execution {execution} has only one end between {sender} and {reader}",
-                    hint="each send needs its recv; crossfade.plan.validate.validate(plan) shows the step",
-                )
-        if stuck:
-            more = [f"  and {len(stuck) - SHOWN_STUCK} more"] if len(stuck) > SHOWN_STUCK else []
-            raise PlanError(
-                "PL-2: the plan stops for ever:\n" + "\n".join(stuck[:SHOWN_STUCK] + more),
-                hint="crossfade.plan.validate.validate(plan) names a step of the cycle",
             )
