@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeAlias
@@ -46,6 +46,7 @@ class Meetings:
         self._plan, self._cores, self._gpus, self._hosts, self._began = plan, cores, gpus, hosts, began
         self._workload, self._costs, self._met = workload, costs, met
         self._came_us: defaultdict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+        self._num_started: Counter[tuple[str, int]] = Counter()
         self._num_working: dict[tuple[str, int], int] = {}
         self._lines: defaultdict[tuple[tuple[str, ...], Transport], deque[tuple[CollectiveSpec, int]]] = defaultdict(
             deque
@@ -68,6 +69,11 @@ class Meetings:
 
     def _sizes_bytes(self, spec: CollectiveSpec) -> list[int]:
         return list(map(self._workload.size_bytes, spec.inputs[spec.root]))
+
+    def is_started_by_all(self, collective: CollectiveSpec, execution: int) -> bool:
+        """One more host has started a collective of GPUs, in which its stream will take part. Whether it was the last one."""
+        self._num_started[collective.id, execution] += 1
+        return self._num_started[collective.id, execution] == len(collective.parties)
 
     def join(self, collective: CollectiveSpec, execution: int, party: str) -> None:
         """One more party has started it."""

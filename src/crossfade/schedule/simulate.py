@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -94,7 +94,6 @@ class Simulation:
         # when each fact became true, by its name and its execution, and what made it true.
         self._facts: dict[tuple[str, int], Happening] = {}
         self._trail = Trail()
-        self._num_started: Counter[tuple[str, int]] = Counter()
         self._begun: dict[tuple[str, int], Happening | None] = {}  # the causes of collectives that are under way
         self._blocked: defaultdict[tuple[str, int], list[Cursor]] = defaultdict(list)
         self._ready: deque[Cursor] = deque()
@@ -257,7 +256,8 @@ class Simulation:
         if step.transfer is not None:
             self._start_end(step.transfer, cursor.strand.actor, execution)
         if step.collective is not None and step.is_only_started:
-            self._start_one(step.collective, execution)
+            if self._meetings.is_started_by_all(step.collective, execution):
+                self._happened(f"started {step.collective.id}", execution)
         elif step.collective is not None:
             self._meetings.join(step.collective, execution, cursor.strand.actor)
         cursor.settle(self._cores.now_us, worked=True)
@@ -275,13 +275,6 @@ class Simulation:
         self._facts[fact, execution] = self._trail.now_over
         self._ready.extend(self._blocked.pop((fact, execution), ()))
 
-    def _start_one(self, collective: CollectiveSpec, execution: int) -> None:
-        """One more host has started a collective of GPUs."""
-        key = collective.id, execution
-        self._num_started[key] += 1
-        if self._num_started[key] == len(collective.parties):
-            self._happened(f"started {collective.id}", execution)
-
     def _began(self, collective: CollectiveSpec, execution: int) -> None:
         self._begun[collective.id, execution] = self._trail.now_over
 
@@ -291,7 +284,7 @@ class Simulation:
             self._show(party, COLL_STREAM, label, str(collective.kind), "communicate", execution, start_us)
         cause = self._begun.pop((collective.id, execution))
         where = f"{collective.kind} of {len(collective.parties)} actors by {collective.transport}"
-        self._over(where, LINK, cause.end_us if cause is not None else 0.0, cause)
+        self._over(where, LINK, cause.end_us if cause else 0.0, cause)
         self._happened(f"over {collective.id}", execution)
 
     # Transfers: in the background of both actors.
@@ -312,10 +305,9 @@ class Simulation:
 
     def _send_far(self, channel: ChannelSpec, execution: int) -> None:
         """To each host of readers once."""
-        size_bytes = self._workload.size_bytes(channel.value)
         for reader in self._hosts.firsts(channel):
             done = partial(self._came_far, channel, reader, execution, self._trail.now_over)
-            self._connections.send(channel, reader, size_bytes, self._now_us, done)
+            self._connections.send(channel, reader, self._workload.size_bytes(channel.value), self._now_us, done)
 
     def _now_us(self) -> float:
         return self._cores.now_us
@@ -364,14 +356,14 @@ class Simulation:
     def _arrived(self, inbox: Inbox, transfer: Transfer) -> None:
         channel, execution, start_us = transfer.channel, transfer.execution, transfer.start_us
         what = f"{channel.writer} -> {transfer.reader}"
-        for actor, stream, verb in transfer.shown_at(is_on_gpus=is_pushed(self._plan, channel)):
+        is_push = is_pushed(self._plan, channel)
+        for actor, stream, verb in transfer.shown_at(is_on_gpus=is_push):
             self._show(actor, stream, f"{verb} {channel.id}", what, "communicate", execution, start_us)
         for process in self._ends(transfer) if transfer.work is not None else ():
             process.transfers.remove(transfer)
             self._update_compute(process)
-        is_on_gpus = is_pushed(self._plan, channel)
-        push = push_of(self._plan, self._workload, channel, transfer.reader) if is_on_gpus else None
-        link = self._hosts.link(channel.writer, transfer.reader) if push is None else self._gpus.link_of(push)
+        push = push_of(self._plan, self._workload, channel, transfer.reader) if is_push else None
+        link = self._gpus.link_of(push) if push else self._hosts.link(channel.writer, transfer.reader)
         self._over(link, LINK, start_us, transfer.cause)
         self._happened(f"arrived {channel.id} at {transfer.reader}", execution)
         inbox.is_busy = False
