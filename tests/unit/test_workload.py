@@ -25,7 +25,8 @@ def test_a_value_s_size_is_found_by_its_id_then_by_the_call_that_makes_it() -> N
 
 def test_it_comes_back_from_json() -> None:
     work = Workload({"f": 2.0}, {"n1": 3}, 1.5, 7, {"f": 4.0}, ["f"])
-    assert Workload.from_json(work.to_json()) == work
+    for each in (work, Workload({"f": 2.0})):
+        assert Workload.from_json(each.to_json()) == each
     assert Workload.from_json('{"compute_us": {"f": 2}}') == Workload({"f": 2.0})
 
 
