@@ -52,7 +52,8 @@ class Workload:
             raise TypeError(
                 f"synchronous is {self.synchronous!r}\nhint: it is a collection of names: [{self.synchronous!r}]"
             )
-        object.__setattr__(self, "synchronous", frozenset(self.synchronous))  # equal whatever collection it was given as
+        # Equal, whatever collection it was given as.
+        object.__setattr__(self, "synchronous", frozenset(self.synchronous))
         times: dict[str, float] = {**self.compute_us, "default_compute_us": self.default_compute_us}
         sizes: dict[str, float] = {**self.value_bytes, "default_value_bytes": self.default_value_bytes}
         for what, figures in (("time", times), ("device time", self.device_us), ("size", sizes)):
