@@ -27,7 +27,8 @@ from benchmarks.cost_cases import NUM_ARGUMENTS, Case, Worker, cases
 from benchmarks.quiet import Quiet
 from crossfade.api.calibrate import calibrate
 from crossfade.plan.timeline import Timeline
-from crossfade.schedule.cost import CostModel, Workload
+from crossfade.schedule.cost import CostModel
+from crossfade.schedule.workload import Workload
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Set to 1 for the actors, so that each takes one core."""

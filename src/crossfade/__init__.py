@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from crossfade.plan.timeline import Span as Span
     from crossfade.plan.timeline import Timeline as Timeline
     from crossfade.schedule.cost import CostModel as CostModel
-    from crossfade.schedule.cost import Workload as Workload
+    from crossfade.schedule.workload import Workload as Workload
     from crossfade.types import Transport as Transport
 
     compiled: bool
@@ -88,7 +88,8 @@ _ROOMS = {
     "crossfade.plan.picture": "draw_timelines",
     "crossfade.plan.plan": "Plan",
     "crossfade.plan.timeline": "Span Timeline",
-    "crossfade.schedule.cost": "CostModel Workload",
+    "crossfade.schedule.cost": "CostModel",
+    "crossfade.schedule.workload": "Workload",
     "crossfade.types": "Transport",
 }
 # Ray's import paths, also reached as attributes, as in Ray.

@@ -1,5 +1,7 @@
 """The GPUs of a host and what lies between them: plain data, in and out of JSON, and the file in which it is kept.
 
+A topology may describe a cluster too (`crossfade.cluster`): then what was measured stands for each of its hosts.
+
 Devices are known by UUID, which stays the same whatever CUDA_VISIBLE_DEVICES says. Rates are in GB/s (10^9 bytes a second), times
 in microseconds. What was not measured is empty.
 """
@@ -7,19 +9,21 @@ in microseconds. What was not measured is empty.
 from __future__ import annotations
 
 import json
-import math
-import os
 import platform
 import warnings
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
-from enum import StrEnum
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
+
+from crossfade.cluster import Cluster, HostGroup, LinkKind, Placement, groups_from_data, placement_from_data
+from crossfade.cluster import check_figure as _check
+from crossfade.files import cache_folder, replace_file
+from crossfade.hints import nearest
 
 __all__ = [
     "Crowd",
@@ -30,36 +34,21 @@ __all__ = [
     "Rate",
     "Slowdown",
     "Topology",
-    "cache_folder",
     "load_topology",
-    "replace_file",
     "save_topology",
     "topology_path",
 ]
 
 _VERSION = 1
+_OF_CLUSTERS = ("hosts", "placement")
+_ENDLESS_BYTES = 1 << 50
+"""More than any value has: figures of a cluster are lines up to there."""
 
 _Part = TypeVar("_Part")
 
 
-def _check(name: str, figure: object, least: float = 0.0) -> None:
-    is_number = isinstance(figure, int | float) and not isinstance(figure, bool)
-    if not is_number or not math.isfinite(figure) or figure < least:  # type: ignore[arg-type, operator]
-        least_text = f"at least {least:g}" if least >= 1 else "not negative"
-        raise ValueError(f"{name} is {figure!r}\nhint: measured figures are finite and {least_text}")
-
-
 def _no_topology(reason: str) -> ValueError:
     return ValueError(f"this is no topology: {reason}\nhint: write a new one with `crossfade topology`")
-
-
-class LinkKind(StrEnum):
-    """How two devices reach each other."""
-
-    NVLINK = "nvlink"
-    PCIE = "pcie"
-    HOST = "host"
-    """Only through the host's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,15 +176,26 @@ class Launch:
         _check("Launch.duration_us", self.duration_us)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Topology:
-    """A host's devices and links."""
+    """A host's devices and links, or hosts of a cluster. In a cluster, GPUs have the names that `Cluster.gpu_names` says."""
 
     devices: tuple[Device, ...] = ()  # in the order in which they were seen
     links: tuple[Link, ...] = ()  # one for each ordered pair
     slowdowns: tuple[Slowdown, ...] = ()  # communication and computation side by side
     crowds: tuple[Crowd, ...] = ()  # several transfers at once
     launches: tuple[Launch, ...] = ()  # what enqueuing costs
+    hosts: tuple[HostGroup, ...] = ()  # of a cluster, of each of which the above holds; empty for this host alone
+    placement: Placement = field(default_factory=Placement)  # which actor is on which of them
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """The hosts, one by one."""
+        return Cluster(self.hosts)
+
+    @cached_property
+    def _between(self) -> dict[tuple[str, str], Link]:
+        return {(link.source, link.target): link for link in self.links}
 
     def index(self, uuid: str) -> int:
         """A device's place in ``devices``."""
@@ -206,12 +206,31 @@ class Topology:
 
     def link(self, source: str, target: str) -> Link:
         """The way from one device to another."""
-        for link in self.links:
-            if (link.source, link.target) == (source, target):
-                return link
-        raise KeyError(
-            f"no link from {source} to {target}; known devices: {', '.join(device.uuid for device in self.devices)}"
-        )
+        link = self._between.get((source, target))
+        if link is None and self.hosts:
+            link = self._between[source, target] = self._link_in_cluster(source, target)
+        if link is None:
+            known = ", ".join(device.uuid for device in self.devices)
+            raise KeyError(f"no link from {source} to {target}; known devices: {known}")
+        return link
+
+    def _link_in_cluster(self, source: str, target: str) -> Link:
+        """Between two hosts as described; within one as described, else as measured between the GPUs of the same positions."""
+        ends = [self.cluster.gpu_index[name] for name in (source, target)]
+        hosts = [self.cluster.of_gpu[gpu] for gpu in ends]
+        if hosts[0] is not hosts[1]:
+            networks = [host.group.network for host in hosts]
+            rates = _line(("nccl",), max(each.latency_us for each in networks), min(each.gbs for each in networks))
+            return Link(source, target, LinkKind.NETWORK, rates)
+        described = hosts[0].group.gpu_link
+        if described is not None:
+            rates = _line(("copy", "nccl", "staged"), described.latency_us, described.gbs)
+            return Link(source, target, described.kind, rates, signal_us=0.0)
+        positions = [gpu - host.first_gpu for gpu, host in zip(ends, hosts, strict=True)]
+        if max(positions) >= len(self.devices):
+            raise KeyError(f"no link was measured, and none described, between GPUs {positions[0]} and {positions[1]}")
+        measured = self._between[self.devices[positions[0]].uuid, self.devices[positions[1]].uuid]
+        return replace(measured, source=source, target=target)
 
     def with_link(self, link: Link) -> Topology:
         """The same with one link replaced, in its place, or added."""
@@ -235,11 +254,12 @@ class Topology:
 
     def to_data(self) -> dict[str, Any]:
         """What JSON can hold, and `from_data` reads."""
-        return {"version": _VERSION, **asdict(self)}
+        data = {"version": _VERSION, **asdict(self)}
+        return data if self.hosts else {name: part for name, part in data.items() if name not in _OF_CLUSTERS}
 
     @classmethod
     def from_json(cls, text: str) -> Topology:
-        """Reads what `to_json` wrote."""
+        """Reads what `to_json` wrote, or what a person wrote of a cluster."""
         try:
             data = json.loads(text)
         except RecursionError as error:
@@ -248,8 +268,11 @@ class Topology:
 
     @classmethod
     def from_data(cls, data: Any) -> Topology:
-        """Reads what `to_data` gave."""
+        """Reads what `to_data` gave. What describes a cluster may leave out what was measured."""
         try:
+            is_cluster = isinstance(data, dict) and "hosts" in data
+            if is_cluster:
+                data = _with_nothing_measured(data)
             if data["version"] != _VERSION:
                 raise ValueError(f"version {data['version']}, and this crossfade reads {_VERSION}")
             topology = cls(
@@ -258,11 +281,32 @@ class Topology:
                 tuple(Slowdown(**each) for each in data["slowdowns"]),
                 tuple(_crowd(each) for each in data["crowds"]),
                 tuple(Launch(**each) for each in data["launches"]),
+                groups_from_data(data["hosts"]) if is_cluster else (),
+                placement_from_data(data["placement"]) if is_cluster else Placement(),
             )
             _check_parts(topology)
         except (KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise _no_topology(repr(error)) from None
         return topology
+
+
+def _with_nothing_measured(data: dict[str, Any]) -> dict[str, Any]:
+    """The data of a cluster with what it leaves out. Refuses names that mean nothing."""
+    names = [item.name for item in fields(Topology)]
+    for name in data:
+        if name not in ("version", *names):
+            hint = nearest(name, names, f"a file of a cluster has version, {', '.join(names)}")
+            raise ValueError(f"the file has {name!r}, which means nothing there\nhint: {hint}")
+    if "version" not in data:
+        raise ValueError(f'the file does not say its version\nhint: write "version": {_VERSION} into it')
+    return {**{name: [] for name in names}, "placement": {}, **data}
+
+
+def _line(transports: Iterable[str], latency_us: float, gbs: float) -> tuple[Rate, ...]:
+    """Rates on a line: a fixed time, and a rate for every further byte."""
+    longest = latency_us + _ENDLESS_BYTES / (gbs * 1e3)
+    points = ((1, max(latency_us, 1e-9)), (_ENDLESS_BYTES, longest))
+    return tuple(Rate(transport, size, time_us) for transport in transports for size, time_us in points)
 
 
 def _with(parts: tuple[_Part, ...], new: _Part, *key: str) -> tuple[_Part, ...]:
@@ -314,17 +358,6 @@ def _check_whole(name: str, value: object) -> None:
         raise _no_topology(f"{name} is {value!r}, which is no whole number")
 
 
-def cache_folder() -> Path:
-    """Where crossfade keeps what it measured: CROSSFADE_CACHE_DIR, else ``crossfade`` in XDG_CACHE_HOME, else in ``~/.cache``.
-    Raises a RuntimeError if this user has no home.
-    """
-    own = os.environ.get("CROSSFADE_CACHE_DIR", "")
-    if own:
-        return Path(own)
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "crossfade"
-
-
 def topology_path() -> Path:
     """Where this host's measured topology is kept: in the user's cache folder, under the host's name."""
     return cache_folder() / f"topology-{platform.node() or 'host'}.json"
@@ -361,22 +394,3 @@ def save_topology(topology: Topology, path: Path | None = None) -> Path:
     else:
         replace_file(path, text)
     return path
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Writes a file whole or not at all: who reads it meanwhile gets the old one or the new one. Where the path is a symlink, the
-    file behind it is replaced.
-    """
-    target = Path(os.path.realpath(path))
-    beside = target.with_name(f".{os.urandom(8).hex()}")
-    try:
-        with beside.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(target)
-    except OSError as error:
-        raise type(error)(error.errno, error.strerror, str(path)) from None  # of the file that was asked for
-    finally:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)

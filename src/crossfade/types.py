@@ -34,11 +34,10 @@ class Transport(StrEnum):
     Between two actors that have no GPU, as for ``copy``.
     """
     TCP = "tcp"
-    """Between hosts: a TCP connection, and a ring in shared memory where the value arrives."""
+    """Between hosts: a TCP connection, and a ring in shared memory where the value arrives. ``auto`` takes it there."""
     NCCL = "nccl"
     """NCCL's send and receive, for edges only where this member itself is asked for; and its collectives, also between GPUs that no
     NVLink connects."""
-
     COMMUNICATOR = "communicator"
     """A user-defined communicator. It blocks both sides. It is passed as an object: no name selects it."""
 

@@ -24,8 +24,9 @@ from crossfade.plan.parse import parse_plan
 from crossfade.plan.plan import Plan
 from crossfade.plan.validate import find_fault
 from crossfade.schedule.compile import compile_plan
-from crossfade.schedule.cost import CostModel, Workload
+from crossfade.schedule.cost import CostModel
 from crossfade.schedule.simulate import simulate
+from crossfade.schedule.workload import Workload
 from crossfade.types import CollectiveKind, ReduceOp, Transport
 from tests.helpers.explore import explore
 from tests.helpers.small_graphs import actor, call, draw_collectives

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import torch
 
 from crossfade import parse_plan
+from crossfade.cluster import HostGroup, Network
 from crossfade.errors import CrossfadeError, GraphError, PlanError
 from crossfade.pipelines.lowering import id_of, plan_of
 from crossfade.pipelines.measure_stages import StageTimes
@@ -23,7 +24,8 @@ from crossfade.pipelines.torch_names import schedule_order
 from crossfade.plan.actions import Verb
 from crossfade.plan.validate import validate
 from crossfade.schedule.cost import CostModel
-from crossfade.types import Transport
+from crossfade.topology import Topology
+from crossfade.types import DRIVER, Transport
 
 NUMBERS = [(4, 8), (8, 8), (8, 16), (2, 4), (6, 9)]
 """Stages and microbatches."""
@@ -57,6 +59,20 @@ def test_plans_of_gpus_are_sound_and_simulated(transport: Transport) -> None:
     prediction = predict(stages(4), "Interleaved1F1B", 4, 2, torch.device("cuda"), transport=transport)
     assert prediction.plan.devices == {"rank0": (0,), "rank1": (1,)}
     assert 4 * 2 * 30 <= prediction.step_us < 10 * 4 * 2 * 30
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("device", "far"), [("cuda", Transport.NCCL), ("cpu", Transport.TCP)])
+def test_every_schedule_is_sound_on_the_hosts_of_a_cluster(schedule: str, device: str, far: Transport) -> None:
+    group = HostGroup(Network(10.0, 5.0), num_cores=2, num=4, num_gpus=2)
+    found = predict(stages(8), schedule, 8, None, torch.device(device), topology=Topology(hosts=(group,)))
+    hosts, plan = found.plan.hosts, found.plan  # predict has validated it
+    between = [(each, hosts[each.writer] != hosts[reader]) for each in plan.channels for reader in each.readers]
+    moved = [(each.transport is far, is_far) for each, is_far in between if DRIVER not in (each.writer, *each.readers)]
+    assert all(goes_far == is_far for goes_far, is_far in moved)
+    assert {is_far for _, is_far in moved} == {False, True}
+    assert any("host0 -> host1" in each.name for each in found.bounds.links)
+    assert found.step_us >= 8 * 30
 
 
 def test_one_forward_one_backward_is_the_textbooks() -> None:

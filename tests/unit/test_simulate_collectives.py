@@ -14,8 +14,9 @@ from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Span, Timeline
 from crossfade.plan.validate import find_fault
 from crossfade.schedule.collective_costs import estimate
-from crossfade.schedule.cost import CostModel, Workload
+from crossfade.schedule.cost import CostModel
 from crossfade.schedule.simulate import simulate
+from crossfade.schedule.workload import Workload
 from crossfade.topology import Slowdown
 from crossfade.types import CollectiveKind, Transport
 from tests.helpers.four_gpus import MB, four_h200

@@ -15,8 +15,9 @@ from crossfade.graph.nodes import InputNode, MultiOutputNode
 from crossfade.plan.device_streams import stream_in, stream_out
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Timeline
-from crossfade.schedule.cost import CostModel, Workload
+from crossfade.schedule.cost import CostModel
 from crossfade.schedule.simulate import Simulation, simulate
+from crossfade.schedule.workload import Workload
 from crossfade.topology import Crowd, Device, Link, LinkKind, Rate, Slowdown, Topology
 from crossfade.types import Transport
 from tests.helpers.small_graphs import actor, call, compiled, gpu_graphs, only, times

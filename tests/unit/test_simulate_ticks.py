@@ -18,8 +18,9 @@ import pytest
 from crossfade.errors import PlanError
 from crossfade.plan.actions import MAIN, Action, Verb
 from crossfade.plan.plan import ChannelSpec, InputSpec, NodeSpec, Plan
-from crossfade.schedule.cost import CostModel, Workload
+from crossfade.schedule.cost import CostModel
 from crossfade.schedule.simulate import simulate
+from crossfade.schedule.workload import Workload
 from crossfade.types import DRIVER, Transport
 
 SLEEPY = CostModel(

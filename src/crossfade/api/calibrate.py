@@ -37,9 +37,10 @@ from crossfade.graph.collectives import bind_collective
 from crossfade.graph.nodes import InputNode, MultiOutputNode
 from crossfade.plan.spans import COMMUNICATE, Span
 from crossfade.plan.timeline import Timeline
-from crossfade.schedule.cost import BYTES_PER_MB, BYTES_PER_US_AT_1_GBS, CostModel, Workload
+from crossfade.schedule.cost import BYTES_PER_MB, BYTES_PER_US_AT_1_GBS, CostModel
 from crossfade.schedule.fit import fit_line
 from crossfade.schedule.simulate import simulate
+from crossfade.schedule.workload import Workload
 from crossfade.types import DRIVER, CollectiveKind
 
 if TYPE_CHECKING:

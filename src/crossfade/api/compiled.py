@@ -30,13 +30,15 @@ from crossfade.plan.timeline import Timeline
 from crossfade.types import DRIVER, Transport
 
 if TYPE_CHECKING:
-    from crossfade.schedule.cost import CostModel, Workload
+    from crossfade.schedule.cost import CostModel
+    from crossfade.schedule.workload import Workload
 
-__all__ = ["CompiledGraph", "compile_graph"]
+__all__ = ["TRANSPORTS", "CompiledGraph", "compile_graph"]
 
 _GRACE_S = 1.0
 _TORN_DOWN = "the graph was torn down"
-_TRANSPORTS = [transport.value for transport in Transport if transport is not Transport.COMMUNICATOR]
+TRANSPORTS = [transport.value for transport in Transport if transport not in (Transport.COMMUNICATOR, Transport.TCP)]
+"""Names that a node may ask for."""
 _DRAWING_OPTIONS = ("filename", "format", "view", "channel_details")
 
 
@@ -144,8 +146,9 @@ class CompiledGraph:
         Raises:
             ValueError: the workload names a method or a value that the graph does not have.
         """
-        from crossfade.schedule.cost import CostModel, Workload
+        from crossfade.schedule.cost import CostModel
         from crossfade.schedule.simulate import simulate
+        from crossfade.schedule.workload import Workload
 
         workload = workload or Workload()
         workload.check_names(self.plan)
@@ -285,7 +288,7 @@ def compile_graph(
     session = current()
     if session is None:
         raise SessionError("there is no session, so the graph's actors are gone", hint="make them anew")
-    checked = check(output, session=session.id, transports=_TRANSPORTS)
+    checked = check(output, session=session.id, transports=TRANSPORTS)
     topology, uuids = known_links(session, checked.devices)
     hosts = session.engine.hosts(checked.actors)
     plan, calls = compile_plan(

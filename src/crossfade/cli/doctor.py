@@ -13,13 +13,13 @@ from rich.syntax import Syntax
 
 from crossfade.cli.exits import UsersMistake
 from crossfade.cli.shown import new_table
+from crossfade.files import replace_file
 from crossfade.profile.doctor.diagnosis import Diagnosis, Report, diagnose
 from crossfade.profile.doctor.metrics import collective_metrics, rank_metrics
 from crossfade.profile.doctor.page import page
 from crossfade.profile.doctor.report import gain_text, headline, report_json, report_page
 from crossfade.profile.doctor.view import share
 from crossfade.profile.traces.reader import read_traces
-from crossfade.topology import replace_file
 
 __all__ = ["examine"]
 

@@ -28,7 +28,8 @@ from crossfade.plan.device_streams import DeviceStream
 from crossfade.plan.plan import Plan
 from crossfade.plan.spans import WAIT, Overlap, Span
 from crossfade.plan.timeline import Timeline
-from crossfade.schedule.cost import CostModel, Workload
+from crossfade.schedule.cost import CostModel
+from crossfade.schedule.workload import Workload
 from crossfade.topology import Topology, load_topology
 from crossfade.types import DRIVER
 

@@ -127,18 +127,43 @@ def plan(
         str,
         typer.Argument(
             metavar="MODULE:FUNCTION",
-            help="Returns the last node of a graph, or a MultiOutputNode; takes no arguments.",
+            help="Returns the last node of a graph, or a MultiOutputNode, or a pair of that and a Workload; takes no arguments.",
         ),
     ],
     max_inflight: Annotated[int, typer.Option(min=1, help="How many executions may be under way.")] = 10,
     overlap: Annotated[bool, typer.Option(help="Start receives early and let sends trail.")] = True,
     svg: Annotated[Path | None, typer.Option(help="Write a picture of the predicted timeline there.")] = None,
+    topology: Annotated[
+        Path | None,
+        typer.Option(help="Plan for the cluster that this file describes; no actor is constructed.", metavar="FILE"),
+    ] = None,
+    workload: Annotated[
+        Path | None,
+        typer.Option(
+            help="How long methods take and how large values are, as Workload.to_json writes it.", metavar="FILE"
+        ),
+    ] = None,
+    costs: Annotated[
+        Path | None, typer.Option(help="What moving values costs, as CostModel.to_json writes it.", metavar="FILE")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the prediction and what bounds it as JSON.")] = False,
 ) -> None:
-    """Prints what every actor of a graph would do. Starts no process: the actors' constructors run in this one."""
+    """Prints what every actor of a graph would do, how long that takes, and what bounds it. Starts no process: the actors'
+    constructors run in this one.
+    """
     with _command():
         from crossfade.cli.plan import show_plan
 
-        show_plan(target, max_inflight=max_inflight, overlap=overlap, svg=svg)
+        show_plan(
+            target,
+            max_inflight=max_inflight,
+            overlap=overlap,
+            svg=svg,
+            topology=topology,
+            workload=workload,
+            costs=costs,
+            is_json=json,
+        )
 
 
 @app.command()
@@ -158,12 +183,22 @@ def pipeline(
     device: Annotated[
         str, typer.Option(help="Where to measure, such as cuda; where the module is, if not given.")
     ] = "",
+    topology: Annotated[
+        Path | None, typer.Option(help="Predict for the cluster that this file describes.", metavar="FILE")
+    ] = None,
 ) -> None:
     """Cuts a module into stages of equal time, and predicts a training step by each of torch's schedules."""
     with _command():
         from crossfade.cli.pipeline import show_pipeline
 
-        show_pipeline(target, num_stages=stages, num_microbatches=microbatches, num_ranks=ranks, device=device)
+        show_pipeline(
+            target,
+            num_stages=stages,
+            num_microbatches=microbatches,
+            num_ranks=ranks,
+            device=device,
+            topology=topology,
+        )
 
 
 @app.command()

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from crossfade.cli.bounds import print_bounds
 from crossfade.cli.exits import UsersMistake
+from crossfade.cli.figures import read_cluster
 from crossfade.cli.target import call_target, describe
 from crossfade.errors import GraphError, MissingDependency
+
+if TYPE_CHECKING:
+    from crossfade.pipelines.predict import Prediction
 
 __all__ = ["show_pipeline"]
 
 
-def show_pipeline(target: str, *, num_stages: int, num_microbatches: int, num_ranks: int | None, device: str) -> None:
-    """Prints the split of the module that a function returns, and a row for each schedule."""
+def show_pipeline(
+    target: str,
+    *,
+    num_stages: int,
+    num_microbatches: int,
+    num_ranks: int | None,
+    device: str,
+    topology: Path | None = None,
+) -> None:
+    """Prints the split of the module that a function returns, a row for each schedule, and what bounds the quickest of them."""
+    cluster = None if topology is None else read_cluster(topology)
     made = call_target(target, example="my_package.my_model:make", returns="a module and its example inputs")
     try:
         import torch
@@ -30,18 +45,23 @@ def show_pipeline(target: str, *, num_stages: int, num_microbatches: int, num_ra
     print(f"\npredicted, for a step of {num_microbatches} microbatches, without the optimizer:\n")
     rows = [["schedule", "ranks", "step", "bubble", "memory", "exposed"]]
     refused = []
+    quickest: Prediction | None = None
     for name in SCHEDULES:
         try:
-            found = cut.predict(name, num_microbatches, num_ranks)
+            found = cut.predict(name, num_microbatches, num_ranks, topology=cluster)
         except GraphError as error:
             message, _, hint = str(error).partition("\nhint: ")
             refused.append(f"{name}: {message}; {hint}")
             continue
+        quickest = found if quickest is None or found.step_us < quickest.step_us else quickest
         bubble = f"{sum(found.bubbles) / found.num_ranks:.1%}"
         memory, exposed = format_bytes(max(found.memory_bytes)), f"{max(found.exposed_us) / 1e3:.2f} ms"
         rows.append([name, str(found.num_ranks), f"{found.step_us / 1e3:.2f} ms", bubble, memory, exposed])
     print("\n".join([*format_table(rows, num_left=1), *refused]))
     print("\nbubble: the mean of all ranks; memory and exposed communication: of the rank that has most")
+    if cluster is not None and quickest is not None:
+        print(f"\nthe quickest, {quickest.schedule}:")
+        print_bounds(quickest.bounds)
 
 
 def _taken_apart(made: Any, target: str, kind: type) -> tuple[Any, Any]:

@@ -1,71 +1,172 @@
-"""``crossfade plan``: what every actor of a user's graph would do."""
+"""``crossfade plan``: what every actor of a user's graph would do, here or on a described cluster, and what bounds it."""
 
 from __future__ import annotations
 
+import gc
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import crossfade
 from crossfade.api import CompiledGraph
+from crossfade.api.elsewhere import init_elsewhere, plan_elsewhere
+from crossfade.api.options import CompileOptions
+from crossfade.cli.bounds import print_bounds
 from crossfade.cli.exits import UsersMistake, told
+from crossfade.cli.figures import read_cluster, read_figures
 from crossfade.cli.target import call_target, describe
 from crossfade.errors import ActorStartError, GraphError
 from crossfade.graph.nodes import MultiOutputNode, Node
 from crossfade.plan.picture import draw_timelines
+from crossfade.plan.plan import Plan
 from crossfade.plan.text import ring_bytes
+from crossfade.schedule.bounds import predict_bounds
 from crossfade.schedule.cost import CostModel
+from crossfade.schedule.simulate import simulate
+from crossfade.schedule.workload import Workload
 from crossfade.topology import Topology, load_topology
 
 __all__ = ["load_graph", "show_plan"]
 
+MOST_ACTIONS_SHOWN = 500
+"""Plans with more actions are not printed."""
 
-def show_plan(target: str, *, max_inflight: int, overlap: bool, svg: Path | None) -> None:
-    """Prints the plan of the graph that a function returns, and what the simulator expects of it."""
+
+def show_plan(
+    target: str,
+    *,
+    max_inflight: int,
+    overlap: bool,
+    svg: Path | None,
+    topology: Path | None = None,
+    workload: Path | None = None,
+    costs: Path | None = None,
+    is_json: bool = False,
+) -> None:
+    """Prints the plan of the graph that a function returns, and what the simulator expects of it.
+
+    Args:
+        target: what the user wrote, ``module:function``.
+        max_inflight: how many executions may be under way.
+        overlap: whether receives start early and sends trail.
+        svg: where a picture of the predicted timeline goes.
+        topology: a file that describes the cluster for which it is; None for this machine.
+        workload: a file that says how long methods take and how large values are.
+        costs: a file with a cost model, as `CostModel.to_json` writes it.
+        is_json: print the prediction as JSON, and nothing else.
+    """
     if svg is not None and not svg.name.lower().endswith(".svg"):
         raise UsersMistake(f"the picture is an SVG, not what {svg} is named for", hint="name a file that ends in .svg")
-    crossfade.init(engine="inline")  # before the user's module is imported: it may start actors
-    node = load_graph(target)
-    with _compile(node, target, max_inflight=max_inflight, overlap=overlap) as graph:
-        print(graph.plan)
-        costs = CostModel(topology=load_topology() or Topology())
-        timeline = graph.predicted_timeline(costs=costs, num_executions=min(max_inflight, 3))
-        one = graph.predicted_timeline(costs=costs)
-        num_actors = len(graph.plan.programs) - 1
-        counts = [
-            (len(graph.plan.nodes), "method call"),
-            (num_actors, "actor"),
-            (len(graph.plan.channels), "channel"),
-        ]
-        calls, actors, channels = (f"{number} {name}{'' if number == 1 else 's'}" for number, name in counts)
-        print(f"\n{calls} on {actors}, {channels}")
-        num_bytes = sum(map(ring_bytes, graph.plan.channels))
+    cluster = None if topology is None else read_cluster(topology)
+    model = CostModel() if costs is None else read_figures(CostModel, costs)
+    given = None if workload is None else read_figures(Workload, workload)
+    options = CompileOptions(max_inflight=max_inflight, overlap=overlap)
+    gc.disable()  # a large graph is millions of objects, all in use: looking for garbage among them takes a third of the time
+    if cluster is not None:
+        init_elsewhere(cluster)  # before the user's module is imported: it may start actors
+        node, work = load_graph(target)
+        try:
+            plan = plan_elsewhere(node, cluster, options)
+        except GraphError as error:
+            raise _cannot_be_compiled(target, error) from None
+        model = replace(model, topology=cluster)
+        _predict(target, plan, given or work, model, svg, is_json=is_json, cluster=cluster)
+        return
+    crossfade.init(engine="inline")
+    node, work = load_graph(target)
+    if costs is None:
+        model = replace(model, topology=load_topology() or Topology())
+    with _compile(node, target, options) as graph:
+        _predict(target, graph.plan, given or work, model, svg, is_json=is_json)
+
+
+def _predict(
+    target: str,
+    plan: Plan,
+    work: Workload | None,
+    costs: CostModel,
+    svg: Path | None,
+    *,
+    is_json: bool,
+    cluster: Topology | None = None,
+) -> None:
+    workload = work or Workload()
+    try:
+        workload.check_names(plan)
+    except ValueError as error:
+        message, _, hint = str(error).partition("\nhint: ")
+        raise UsersMistake(message, hint=hint) from None
+    one, bounds = predict_bounds(plan, workload, costs)
+    num_actions = sum(map(len, plan.programs.values()))
+    if is_json:
+        counts = {"num_calls": len(plan.nodes), "num_actors": len(plan.programs) - 1, "num_actions": num_actions}
+        print(json.dumps({**counts, **bounds.to_data(), "notes": one.notes}, indent=1))
+    else:
+        if num_actions <= MOST_ACTIONS_SHOWN:
+            print(plan, end="\n\n")
+        print(_counted(plan, cluster))
+        num_bytes = sum(map(ring_bytes, plan.channels))
         print(f"rings take at least {num_bytes:,} bytes; larger values make larger slots when they come")
-        print(f"predicted: {one.makespan_us:.1f} us for one execution, with methods that take no time and small values")
-        for note in timeline.notes:
+        assumed = "" if work else ", with methods that take no time and small values"
+        print(f"predicted: {one.makespan_us:.1f} us for one execution{assumed}")
+        if cluster is not None or work:
+            print_bounds(bounds)
+        for note in one.notes:
             print(f"note: {note}")
-        if svg is not None:
-            with told(f"cannot write {svg}", hint="name a file in a folder that exists"):
-                svg.write_text(draw_timelines([timeline], f"{target}: methods take no time"), encoding="utf-8")
+    if svg is not None:
+        shown = simulate(plan, workload, costs, num_executions=min(plan.max_inflight, 3))
+        title = target if work else f"{target}: methods take no time"
+        with told(f"cannot write {svg}", hint="name a file in a folder that exists"):
+            svg.write_text(draw_timelines([shown], title), encoding="utf-8")
+        if not is_json:
             print(f"picture of the predicted timeline: {svg}")
 
 
-def load_graph(target: str) -> Node | MultiOutputNode:
-    """Imports the module of ``module:function``, from the current directory too, and calls the function, which gives a node."""
+def _counted(plan: Plan, cluster: Topology | None) -> str:
+    counts = [
+        (len(plan.nodes), "method call"),
+        (len(plan.programs) - 1, "actor"),
+        (len(plan.channels), "channel"),
+    ]
+    calls, actors, channels = (f"{number:,} {name}{'' if number == 1 else 's'}" for number, name in counts)
+    text = f"{calls} on {actors}, {channels}"
+    if cluster is not None:
+        used, gpus = set(plan.hosts.values()), {gpu for each in plan.devices.values() for gpu in each}
+        text += (
+            f"; {len(used)} of {len(cluster.cluster.hosts)} hosts and {len(gpus)} of {len(cluster.cluster.of_gpu)} GPUs"
+        )
+    return text
+
+
+def load_graph(target: str) -> tuple[Node | MultiOutputNode, Workload | None]:
+    """Imports the module of ``module:function``, from the current directory too, and calls the function, which gives a node, or a
+    node and a workload.
+    """
     made = call_target(target, example="my_package.my_module:make_graph", returns="a node")
-    if isinstance(made, Node | MultiOutputNode):
-        return made
+    node, workload = made if _is_pair(made) else (made, None)
+    if isinstance(node, Node | MultiOutputNode):
+        return node, workload
     raise UsersMistake(f"{target}() returned {describe(made)}, which is no node of a graph", hint=_hint_for(made))
 
 
-def _compile(node: Node | MultiOutputNode, target: str, *, max_inflight: int, overlap: bool) -> CompiledGraph:
+def _is_pair(made: object) -> bool:
+    return isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Workload)
+
+
+def _compile(node: Node | MultiOutputNode, target: str, options: CompileOptions) -> CompiledGraph:
     try:
-        graph: CompiledGraph = node.compile(max_inflight=max_inflight, overlap=overlap)
+        graph: CompiledGraph = node.compile(max_inflight=options.max_inflight, overlap=options.overlap)
     except GraphError as error:
-        message, _, hint = str(error).partition("\nhint: ")
-        raise UsersMistake(f"the graph of {target} cannot be compiled: {message}", hint=hint or "see above") from None
+        raise _cannot_be_compiled(target, error) from None
     except ActorStartError as error:
         headline = str(error).partition("\n")[0]
         raise UsersMistake(headline, hint="this command runs constructors, so they must succeed") from None
     return graph
+
+
+def _cannot_be_compiled(target: str, error: GraphError) -> UsersMistake:
+    message, _, hint = str(error).partition("\nhint: ")
+    return UsersMistake(f"the graph of {target} cannot be compiled: {message}", hint=hint or "see above")
 
 
 def _hint_for(made: object) -> str:

@@ -98,6 +98,7 @@ def bar(share: float, width: int = BAR_WIDTH) -> str:
 def show_topology(console: Console, topology: Topology) -> None:
     """Prints what is known: the devices, then a table of each kind of figure that there is."""
     for table in (
+        _hosts(topology),
         _devices(topology),
         _links(topology),
         _sizes(topology),
@@ -107,8 +108,20 @@ def show_topology(console: Console, topology: Topology) -> None:
     ):
         if table.row_count:
             console.print(table)
-    if len(topology.devices) < 2:
+    if len(topology.devices) < 2 and not topology.hosts:
         console.print("One GPU: there are no links to measure.")
+
+
+def _hosts(topology: Topology) -> Table:
+    table = new_table("Hosts", ("hosts", "GPU link"), ("cores", "GPUs", "NICs", "GB/s of a NIC", "latency us"))
+    for group in topology.hosts:
+        name = f"{group.name}0" + (f" to {group.name}{group.num - 1}" if group.num > 1 else "")
+        link = group.gpu_link
+        by = "" if link is None else f"{link.kind}, {link.gbs:g} GB/s"
+        network = group.network
+        figures = (group.num_cores, group.num_gpus, network.num_nics, f"{network.gbs:g}", f"{network.latency_us:g}")
+        table.add_row(name, by, *map(str, figures))
+    return table
 
 
 def _devices(topology: Topology) -> Table:

@@ -40,23 +40,29 @@ def rank_name(rank: int) -> str:
     return f"rank{rank}"
 
 
-def plan_of(order: Order, transport: Transport, gpus: Mapping[int, int] | None = None) -> Plan:
+def plan_of(
+    order: Order,
+    transport: Transport,
+    gpus: Mapping[int, int] | None = None,
+    hosts: Mapping[str, str] | None = None,
+) -> Plan:
     """Returns the plan of one training step.
 
     Args:
         order: what each rank does.
-        transport: how values go between ranks.
+        transport: how values go between ranks of one host.
         gpus: index of each rank's GPU; None for ranks without.
+        hosts: of each party, where there are several; between them values go by NCCL where ranks have GPUs, else by TCP.
 
     Raises:
         PlanError: the order cannot be carried out: each rank waits for another.
     """
-    return _Lowering(order, transport, gpus or {}).plan()
+    return _Lowering(order, transport, gpus or {}, hosts or {}).plan()
 
 
 class _Lowering:
-    def __init__(self, order: Order, transport: Transport, gpus: Mapping[int, int]) -> None:
-        self._order, self._transport, self._gpus = order, transport, gpus
+    def __init__(self, order: Order, transport: Transport, gpus: Mapping[int, int], hosts: Mapping[str, str]) -> None:
+        self._order, self._transport, self._gpus, self._hosts = order, transport, gpus, hosts
         self._rank = {each: rank for rank, passes in order.items() for each in passes}
         self._reader = self._readers()
         self._nodes: list[NodeSpec] = []
@@ -70,7 +76,8 @@ class _Lowering:
         for rank in self._first_stage:
             self._do(rank, Verb.FREE, GO)
         last = [id_of(passes[-1]) for _, passes in sorted(self._order.items()) if passes]
-        outputs = [self._output_channel(value) for value in last]
+        ranks = [rank for rank, passes in sorted(self._order.items()) if passes]
+        outputs = [self._output_channel(value, rank_name(rank)) for value, rank in zip(last, ranks, strict=True)]
         for channel in outputs:
             self._programs[channel.writer].append(Action(Verb.WRITE, channel.id))
         driver = [Action(Verb.WRITE, GO)]
@@ -87,24 +94,30 @@ class _Lowering:
             returns_list=len(last) > 1,
             max_inflight=1,
             devices={rank_name(rank): (gpu,) for rank, gpu in sorted(self._gpus.items())},
+            hosts=dict(self._hosts),
         )
 
     def _run_all(self) -> None:
         """Every rank does its next pass in turn, if what it needs has been made."""
         places, done = dict.fromkeys(sorted(self._order), 0), set[Pass]()
-        while True:
-            doable = [
-                rank
-                for rank, place in places.items()
-                if place < len(self._order[rank]) and done.issuperset(self._needs(self._order[rank][place]))
-            ]
-            if not doable:
-                break
+        waiting: dict[Pass, list[int]] = {}
+        moving = set(places)  # ranks that may be able to do their next pass
+        while moving:
+            doable: list[int] = []
+            for rank in sorted(moving):
+                needs = self._needs(self._order[rank][places[rank]]) if places[rank] < len(self._order[rank]) else []
+                missing = next((need for need in needs if need not in done), None)
+                if missing is not None:
+                    waiting.setdefault(missing, []).append(rank)
+                elif places[rank] < len(self._order[rank]):
+                    doable.append(rank)
+            moving = set(doable)
             for rank in doable:
                 each = self._order[rank][places[rank]]
                 self._run(rank, each)
                 done.add(each)
                 places[rank] += 1
+                moving.update(waiting.pop(each, ()))
         stuck = [id_of(self._order[rank][place]) for rank, place in places.items() if place < len(self._order[rank])]
         if stuck:
             raise PlanError(
@@ -138,31 +151,29 @@ class _Lowering:
         inputs = tuple(map(id_of, needs)) or (GO,)
         value = id_of(each)
         self._nodes.append(NodeSpec(value, rank_name(rank), method_of(each.kind, each.stage), inputs, (value,)))
-        received = [id_of(need) for need in needs if self._rank[need] != rank]
-        is_ordered = bool(received or each in self._reader) and self._channel_of(value).is_ordered
-        for name in received if not is_ordered else ():
-            self._do(rank, Verb.READ, name)
+        received = [need for need in needs if self._rank[need] != rank]
+        for need in received:
+            if not self._channel(need).is_ordered:
+                self._do(rank, Verb.READ, id_of(need))
         self._do(rank, Verb.RUN, value)
-        if each in self._reader and is_ordered:
+        if each in self._reader and self._channel(each).is_ordered:
             self._do(rank, Verb.SEND, value, SEND_STREAM)
             self._do(self._reader[each], Verb.RECV, value, RECV_STREAM)
         elif each in self._reader:
             self._do(rank, Verb.WRITE, value)
-        for name in received:
-            self._do(rank, Verb.FREE, name)
+        for need in received:
+            self._do(rank, Verb.FREE, id_of(need))
 
     def _do(self, rank: int, verb: Verb, target: str, stream: str = "main") -> None:
         self._programs[rank_name(rank)].append(Action(verb, target, stream))
 
     def _channel(self, each: Pass) -> ChannelSpec:
-        value, slots = id_of(each), int(self._transport is Transport.COPY)
-        ends = rank_name(self._rank[each]), (rank_name(self._reader[each]),)
-        return ChannelSpec(value, value, *ends, self._transport, 1, slots=slots)
+        value, writer, reader = id_of(each), rank_name(self._rank[each]), rank_name(self._reader[each])
+        transport = self._transport
+        if self._hosts.get(writer) != self._hosts.get(reader):
+            transport = Transport.NCCL if self._gpus else Transport.TCP
+        return ChannelSpec(value, value, writer, (reader,), transport, 1, slots=int(transport is Transport.COPY))
 
-    def _channel_of(self, value: str) -> ChannelSpec:
-        """A channel of the plan's transport, for what all of them have."""
-        return ChannelSpec(value, value, DRIVER, (), self._transport, 1)
-
-    def _output_channel(self, value: str) -> ChannelSpec:
-        writer = next(node.actor for node in self._nodes if node.id == value)
+    def _output_channel(self, value: str, writer: str) -> ChannelSpec:
+        """What tells the driver that a rank is done; it stands for nothing that moves in a training step."""
         return ChannelSpec(f"{value}~shm", value, writer, (DRIVER,), Transport.SHM, 1)

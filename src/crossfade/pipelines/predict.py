@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,8 +15,11 @@ from crossfade.plan.plan import Plan
 from crossfade.plan.spans import COMPUTE
 from crossfade.plan.timeline import Timeline
 from crossfade.plan.validate import validate
-from crossfade.schedule.cost import CostModel, Workload
-from crossfade.schedule.simulate import simulate
+from crossfade.schedule.bounds import Bounds, predict_bounds
+from crossfade.schedule.cost import CostModel
+from crossfade.schedule.placement import place
+from crossfade.schedule.workload import Workload
+from crossfade.topology import Topology
 from crossfade.types import Transport
 
 __all__ = ["Prediction", "host_costs", "predict"]
@@ -40,6 +43,8 @@ class Prediction:
     """For each rank the share of the step in which it computes nothing."""
     exposed_us: tuple[float, ...]
     """For each rank how long it communicates and does not compute, in microseconds."""
+    bounds: Bounds
+    """Which ranks and which links the step is bound by, and how busy each is."""
     memory_bytes: tuple[int, ...]
     """For each rank the most that it holds: parameters, gradients, buffers, and the activations that are alive at once."""
 
@@ -57,13 +62,17 @@ def predict(
     device: torch.device,
     costs: CostModel | None = None,
     transport: Transport | str | None = None,
+    topology: Topology | None = None,
 ) -> Prediction:
     """See `crossfade.pipelines.Split.predict`."""
     order = order_of(schedule, len(stages), num_microbatches, num_ranks)
     _check_divided(stages, schedule, order)
     is_cuda = device.type == "cuda"
     how = Transport(transport) if transport else (Transport.COPY if is_cuda else Transport.SHM)
-    plan = plan_of(order, how, {rank: rank for rank in order} if is_cuda else None)
+    booked = {rank_name(rank): (rank,) if is_cuda else () for rank in sorted(order)}
+    places = None if topology is None else place(topology, booked)
+    gpus = {rank: places.gpus[rank_name(rank)][0] if places else rank for rank in order} if is_cuda else None
+    plan = plan_of(order, how, gpus, places.hosts if places else None)
     validate(plan)
     times_us = _times_us(stages, order)
     workload = Workload(
@@ -71,7 +80,10 @@ def predict(
         device_us=times_us if is_cuda else {},
         value_bytes={id_of(each): _size(stages, each) for passes in order.values() for each in passes},
     )
-    timeline = simulate(plan, workload, costs or host_costs(num_cores=2 * len(order)))
+    costs = costs or host_costs(num_cores=2 * len(order))
+    if topology is not None:
+        costs = replace(costs, topology=topology)
+    timeline, bounds = predict_bounds(plan, workload, costs)
     names = [rank_name(rank) for rank in sorted(order)]
     spans = [span for span in timeline.spans if span.kind == COMPUTE]
     step_us = max(span.end_us for span in spans) - min(span.start_us for span in spans)
@@ -83,6 +95,7 @@ def predict(
         step_us=step_us,
         bubbles=tuple(max(0.0, 1 - timeline.compute_us(name) / step_us) for name in names),
         exposed_us=tuple(timeline.exposed_us(name) for name in names),
+        bounds=bounds,
         memory_bytes=tuple(_peak_bytes(stages, order[rank]) for rank in sorted(order)),
     )
 

@@ -26,6 +26,7 @@ from crossfade.pipelines.shared import SharedParameter, sync_shared_gradients
 from crossfade.pipelines.stages import cut_graph
 from crossfade.pipelines.timing import Loss, tensors_in, undisturbed
 from crossfade.schedule.cost import CostModel
+from crossfade.topology import Topology
 from crossfade.types import Transport
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class Split:
         *,
         costs: CostModel | None = None,
         transport: Transport | str | None = None,
+        topology: Topology | None = None,
     ) -> Prediction:
         """Predicts a training step: its time, the ranks' bubbles and memory, and the communication that is exposed.
 
@@ -121,11 +123,13 @@ class Split:
             costs: what transfers cost, and how many cores there are; by default enough cores for every rank, and on CPUs what
                 transfers of `crossfade.p2p` were measured to cost.
             transport: how values go between ranks; by default ``copy`` between GPUs and ``shm`` between CPUs.
+            topology: a described cluster on which the ranks are, one on each GPU in order, or by its placement, in which they are
+                called ``rank0``, ``rank1``, ... None for one host.
 
         Raises:
             GraphError: the schedule does not exist, or cannot run with these numbers; the message says why.
         """
-        return predict(self.stages, schedule, num_microbatches, num_ranks, self.device, costs, transport)
+        return predict(self.stages, schedule, num_microbatches, num_ranks, self.device, costs, transport, topology)
 
     def __str__(self) -> str:
         best = min(self._looks, key=lambda look: look.slowest_us)

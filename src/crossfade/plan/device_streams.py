@@ -6,8 +6,8 @@ a value                            on its writer's GPU         on its reader's G
 ``copy``, between GPUs             ``push``                    ``compute``, which waits for it
 ``staged``, between GPUs           ``up``                      ``down``
 ``nccl``, between GPUs             ``nccl``                    ``nccl``
-``shm``, from a GPU to hosts       ``up``
-``shm``, wanted on a GPU                                       ``down``
+``shm``, ``tcp``, from a GPU       ``up``
+``shm``, ``tcp``, wanted on a GPU                              ``down``
 =================================  ==========================  ==============================
 
 A collective of GPU actors, by ``copy`` or ``nccl``, is one span on ``coll`` of each of them, whatever it does inside: copies that
@@ -49,12 +49,14 @@ _OUT: Mapping[Transport, DeviceStream] = {
     Transport.STAGED: DeviceStream.UP,
     Transport.NCCL: DeviceStream.NCCL,
     Transport.SHM: DeviceStream.UP,
+    Transport.TCP: DeviceStream.UP,
 }
 _IN: Mapping[Transport, DeviceStream] = {
     Transport.COPY: DeviceStream.COMPUTE,
     Transport.STAGED: DeviceStream.DOWN,
     Transport.NCCL: DeviceStream.NCCL,
     Transport.SHM: DeviceStream.DOWN,
+    Transport.TCP: DeviceStream.DOWN,
 }
 
 

@@ -45,7 +45,6 @@ _ACTION = re.compile(rf"({'|'.join(Verb)})\s+({_ID})(?:\s+@({_NAME}))?(?:\s+\+({
 _FORMS = {
     "plan": "plan max_inflight=10 returns=value",
     "device": "device Actor = 0, 1",
-    "host": "host 10.0.0.1 = driver, Actor",
     "input": 'input i0 = KEY, where KEY is *, go, [0], ["text"] or .name',
     "node": "node n0 = Actor.method(i0) -> n0",
     "collective": "collective c0 = allreduce(sum) over gloo: A(n0) -> c0.0; B(n1) -> c0.1",
@@ -53,6 +52,7 @@ _FORMS = {
     "output": "output n0",
     "static": "static n0, i0",
     "communicator": "communicator m0 = A, B",
+    "host": "host node0 = driver, Actor",
 }
 _ROW_FORM = "a party's row, such as: Actor | read i0 | run n0"
 
@@ -166,7 +166,12 @@ class _Parser:
         self._devices[party] = tuple(map(int, gpus.split(","))) if gpus else ()
 
     def _take_host(self, match: re.Match[str]) -> None:
-        self._hosts.update(dict.fromkeys(self._ids(match[2], _FORMS["host"]), match[1]))
+        for party in self._ids(match[2], _FORMS["host"]):
+            if party in self._hosts:
+                raise self._expected(
+                    "other parties", f"{party} is on {self._hosts[party]} already; each party is on one host"
+                )
+            self._hosts[party] = match[1]
 
     def _take_input(self, match: re.Match[str]) -> None:
         value, key, quoted = match.groups()

@@ -10,7 +10,18 @@ from typing import Protocol
 
 from crossfade.types import DRIVER
 
-__all__ = ["COMMUNICATE", "COMPUTE", "WAIT", "NamedSpans", "Overlap", "Span", "actor_order", "covered_us", "lanes_of"]
+__all__ = [
+    "COMMUNICATE",
+    "COMPUTE",
+    "WAIT",
+    "NamedSpans",
+    "Overlap",
+    "Span",
+    "actor_order",
+    "covered_us",
+    "lanes_of",
+    "union_us",
+]
 
 COMPUTE = "compute"
 COMMUNICATE = "communicate"
@@ -105,8 +116,13 @@ class Overlap:
 
 def covered_us(spans: Iterable[Span]) -> float:
     """The length of the union of the spans, in microseconds. O(n log n)."""
+    return union_us((span.start_us, span.end_us) for span in spans)
+
+
+def union_us(intervals: Iterable[tuple[float, float]]) -> float:
+    """The length of the union of intervals, each a start and an end. O(n log n)."""
     total_us, reached_us = 0.0, float("-inf")
-    for start_us, end_us in sorted((span.start_us, span.end_us) for span in spans):
+    for start_us, end_us in sorted(intervals):
         total_us += max(0.0, end_us - max(start_us, reached_us))
         reached_us = max(reached_us, end_us)
     return total_us

@@ -87,7 +87,7 @@ class ChannelSpec:
         return min(self.depth, self.slots) if self.transport is Transport.COPY else self.depth
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CollectiveSpec:
     """What several actors do together, once per execution: a rendezvous."""
 
@@ -104,13 +104,18 @@ class CollectiveSpec:
 
     def inputs_of(self, party: str) -> tuple[str, ...]:
         """What a party brings; nothing for who is none."""
-        return self.inputs[self.parties.index(party)] if party in self.parties else ()
+        return self.inputs[self._ranks[party]] if party in self._ranks else ()
 
     def outputs_of(self, party: str) -> tuple[str, ...]:
         """What a party gets; nothing for who is none."""
-        return self.outputs[self.parties.index(party)] if party in self.parties else ()
+        return self.outputs[self._ranks[party]] if party in self._ranks else ()
 
-    @property
+    @cached_property
+    def _ranks(self) -> Mapping[str, int]:
+        """By party, its first place in ``parties``."""
+        return {party: rank for rank, party in reversed(list(enumerate(self.parties)))}
+
+    @cached_property
     def group(self) -> tuple[str, ...]:
         """Who it is done with: the same for all collectives of the same actors, in whichever order."""
         return tuple(sorted(self.parties))
@@ -161,3 +166,22 @@ class BarePlan:
     def collective(self) -> Mapping[str, CollectiveSpec]:
         """Collectives by id."""
         return {collective.id: collective for collective in self.collectives}
+
+    @cached_property
+    def collectives_on_devices(self) -> frozenset[str]:
+        """Ids of the collectives whose tensors go from device to device."""
+        return frozenset(
+            each.id
+            for each in self.collectives
+            if each.transport.moves_device_memory and all(self.devices.get(party) for party in each.parties)
+        )
+
+    @cached_property
+    def collective_of(self) -> Mapping[tuple[str, str], CollectiveSpec]:
+        """For a value that a party gets from a collective, by value and party: the first collective that gives it."""
+        found: dict[tuple[str, str], CollectiveSpec] = {}
+        for collective in self.collectives:
+            for party, outputs in zip(collective.parties, collective.outputs, strict=True):
+                for value in outputs:
+                    found.setdefault((value, party), collective)
+        return found

@@ -20,16 +20,16 @@ be over before it, so that messages run from left to right; plans with a cycle, 
 cells, are written without gaps. A channel whose id is not its value's is written ``channel n0~gloo of n0: ...``. Lines
 that start with ``#`` are for people: the parser skips them.
 Collectives come after the nodes: ``collective c0 = allreduce(sum) over gloo: A(n0) -> c0.0; B(n1) -> c0.1``.
-Where parties are on several hosts, ``host 10.0.0.1 = driver, A`` says who is where.
 Where actors have GPUs, ``device A = 0, 1`` says which, a channel may end in ``slots=2 turn=1 device=cuda``, and comments say of
 each channel and of each collective between GPUs what it does on which stream. ``static n0, i0`` lists the values of static shape.
 ``communicator m0 = A, B`` is a user-defined communicator, with its actors in the order of their ranks; its channels have
 ``| communicator m0 depth=2 ...``, and its collectives ``over communicator m0``.
+``host node0 = driver, A`` says which parties are on a host, where there are several hosts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
@@ -74,10 +74,7 @@ def format_plan(plan: BarePlan, mark: Mark | None = None) -> str:
     """
     lines = [f"plan max_inflight={plan.max_inflight} returns={'list' if plan.returns_list else 'value'}"]
     lines += [f"device {party} = {', '.join(map(str, gpus))}".rstrip() for party, gpus in plan.devices.items()]
-    at: dict[str, list[str]] = {}
-    for party, host in plan.hosts.items():
-        at.setdefault(host, []).append(party)
-    lines += [f"host {host} = {', '.join(parties)}" for host, parties in at.items()]
+    lines += _format_hosts(plan.hosts)
     lines += [f"input {each.value} = {each.key}" for each in plan.inputs]
     lines += map(_format_node, plan.nodes)
     lines += [f"communicator {each.id} = {', '.join(each.parties)}".rstrip() for each in plan.communicators]
@@ -113,6 +110,13 @@ def format_excerpt(plan: BarePlan, mark: Mark, num_columns: int = 12, num_rows: 
     some = {name: places for name, places in columns.items() if name in shown}
     head = f"# columns {first} to {window[-1]}" + (f", without {num_hidden} busy parties" if num_hidden else "")
     return "\n".join([head, *_format_grid(plan, some, mark, window)])
+
+
+def _format_hosts(hosts: Mapping[str, str]) -> list[str]:
+    parties: dict[str, list[str]] = {}
+    for party, host in hosts.items():
+        parties.setdefault(host, []).append(party)
+    return [f"host {host} = {', '.join(on_it)}" for host, on_it in parties.items()]
 
 
 def _format_node(node: NodeSpec) -> str:

@@ -14,10 +14,10 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+from crossfade.files import replace_file
 from crossfade.plan.chrome import ChromeTrace, chrome_json, chrome_trace
 from crossfade.plan.picture import draw_timelines
 from crossfade.plan.spans import Overlap, Span, actor_order
-from crossfade.topology import replace_file
 
 __all__ = ["Span", "Timeline"]
 

@@ -12,13 +12,11 @@ for in vain each time.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Collection, Iterator, Mapping
-from typing import TypeAlias
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
-from crossfade.plan.actions import MAIN, Action, Verb
+from crossfade.plan.order import Order
 from crossfade.plan.plan import ChannelSpec, Plan
-from crossfade.plan.text import values_used
 from crossfade.types import Transport
 
 __all__ = ["LARGE_BYTES", "LINK_GBS", "predecessors", "targets", "turn_peers"]
@@ -29,9 +27,6 @@ LARGE_BYTES = 16 << 20
 LINK_GBS = 350.0
 """What a link into a GPU moves at least, in 10^9 bytes a second, for values that are not shorter (measured: 356 to 395). Where the
 predecessor is not even enqueued, nobody waits for its turn longer than its own transfer takes at this rate."""
-
-_Clock: TypeAlias = dict[str, int]
-"""By party, the last of its steps that is known to be over."""
 
 
 def targets(plan: Plan, writer: str, reader: str) -> tuple[int, ...]:
@@ -52,22 +47,28 @@ def predecessors(plan: Plan) -> Mapping[tuple[str, str], str]:
     }
     if not contested:
         return {}
-    known = _known_at_writes(plan, {each.writer for channels in contested.values() for each in channels})
-    places = {
-        action.target: index
-        for actions in plan.programs.values()
-        for index, action in enumerate(actions)
-        if action.verb is Verb.WRITE
+    order = Order(plan)
+    return {
+        (channel.id, reader): before.id
+        for reader, channels in contested.items()
+        for channel, before in _with_predecessors(order, channels)
     }
-    found: dict[tuple[str, str], str] = {}
-    for reader, channels in contested.items():
-        for index, channel in enumerate(channels):
-            for before in reversed(channels[:index]):
-                is_later = known.get(before.id, {}).get(channel.writer, -1) >= places[channel.id]
-                if before.writer != channel.writer and not is_later:
-                    found[channel.id, reader] = before.id
-                    break
-    return found
+
+
+def _with_predecessors(order: Order, channels: Sequence[ChannelSpec]) -> Iterator[tuple[ChannelSpec, ChannelSpec]]:
+    """Those of a reader's channels, by their turns, that have a predecessor, and that."""
+    others: list[int] = []  # for each place, the nearest place before it of a channel with another writer, or -1
+    for place, channel in enumerate(channels):
+        others.append(place - 1)
+        if place and channels[place - 1].writer == channel.writer:
+            others[place] = others[place - 1]
+        before = others[place]
+        while before >= 0 and order.is_written_before(channel, channels[before]):
+            before -= 1
+            if before >= 0 and channels[before].writer == channel.writer:
+                before = others[before]
+        if before >= 0:
+            yield channel, channels[before]
 
 
 def turn_peers(plan: Plan, party: str, before: Mapping[tuple[str, str], str]) -> set[str]:
@@ -84,59 +85,3 @@ def _takes_a_link(plan: Plan, writer: str, reader: str) -> bool:
     return any(
         source != arriving[target] for source, target in zip(sources, targets(plan, writer, reader), strict=True)
     )
-
-
-def _known_at_writes(plan: Plan, parties: Collection[str]) -> Mapping[str, _Clock]:
-    """For each channel that is written, how far some parties are at least when it is written, in one execution.
-
-    Each party goes through its program once, and learns from what it waits for. A plan that stops leaves what it did not come to.
-    """
-    clocks: dict[str, _Clock] = {party: {} for party in plan.programs}
-    facts: dict[str, _Clock] = {}
-    waiting: dict[str, list[str]] = defaultdict(list)
-    places = dict.fromkeys(plan.programs, 0)
-    ready = deque(plan.programs)
-    sources = {party: _sources(plan, party) for party in plan.programs}
-    while ready:
-        party = ready.popleft()
-        actions, clock = plan.programs[party], clocks[party]
-        while places[party] < len(actions):
-            action = actions[places[party]]
-            missing = next((fact for fact in _needs(plan, action, party, sources[party]) if fact not in facts), None)
-            if missing is not None:
-                waiting[missing].append(party)
-                break
-            for fact in _needs(plan, action, party, sources[party]):
-                for other, place in facts[fact].items():
-                    clock[other] = max(clock.get(other, -1), place)
-            if party in parties:
-                clock[party] = places[party]
-            if action.verb in (Verb.WRITE, Verb.SEND, Verb.COLL):
-                fact = f"{action.target} by {party}"
-                facts[fact] = dict(clock)
-                ready.extend(waiting.pop(fact, ()))
-            places[party] += 1
-    return {
-        channel.id: facts[fact] for channel in plan.channels if (fact := f"{channel.id} by {channel.writer}") in facts
-    }
-
-
-def _sources(plan: Plan, party: str) -> Mapping[str, tuple[str, ...]]:
-    """What has to be over before a party uses a value that comes in the background, by value."""
-    found: dict[str, tuple[str, ...]] = {
-        channel.value: (f"{channel.id} by {channel.writer}",)
-        for channel in plan.channels
-        if channel.is_ordered and party in channel.readers
-    }
-    for collective in plan.collectives:
-        joined = tuple([f"{collective.id} by {other}" for other in collective.parties])
-        found.update((value, joined) for value in collective.outputs_of(party))
-    return found
-
-
-def _needs(plan: Plan, action: Action, party: str, sources: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """The facts without which a party does not go past an action."""
-    if action.verb is Verb.READ or (action.verb is Verb.RECV and action.stream == MAIN and not action.ahead):
-        yield f"{action.target} by {plan.channel[action.target].writer}"
-    for value in values_used(plan, action, party):
-        yield from sources.get(value, ())

@@ -31,9 +31,12 @@ A host that enqueues more slowly than the GPU works is what counts: a collective
 **By NCCL**: with the factors of its bus bandwidth (nccl-tests, doc/PERFORMANCE.md), which are those of the ring algorithms (Thakur,
 Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", 2005), each GPU sends 2 (W - 1) / W n to
 reduce, (W - 1) / W n to reduce and scatter, (W - 1) n to gather, n to broadcast. It takes as long as one measured transfer of so
-many bytes by NCCL over the slowest link. The fixed part of that is its launch, which a collective has once. Measured crowds are
-*not* applied: NCCL's sends and receives share channels, of which its collectives use all. K of the copies that
-`crossfade.collectives.movers.c10d` and torch make around it come on top.
+many bytes by NCCL over the slowest link. Between hosts of a described cluster each host sends those bytes to the next by all NICs
+of its GPUs, in rings, one a NIC; the fixed part is that of a tree of the hosts, up and down, which NCCL takes where messages are
+short (NVIDIA, "Massively Scale Your Deep Learning Training with NCCL 2.4", 2019): the lesser of both ways' costs, so it is a lower
+bound. The fixed part of that is its launch, which a collective has once. Measured crowds are *not* applied: NCCL's sends and
+receives share channels, of which its collectives use all. K of the copies that `crossfade.collectives.movers.c10d` and torch make
+around it come on top.
 
 Against that report, with four GPUs and 16 MB and more, both lie within 20 % (`tests/unit/test_collective_costs.py`).
 
@@ -42,10 +45,12 @@ Beside matrix products see `crossfade.schedule.gpus`. A kernel waits there for t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
+from crossfade.cluster import Host
 from crossfade.plan.plan import CollectiveSpec, Plan
 from crossfade.schedule.cost import BYTES_PER_US_AT_1_GBS, CostModel
 from crossfade.schedule.links import crowding
@@ -61,6 +66,8 @@ _PACKED_BYTES = 64 << 10
 _SLOT_ALIGNMENT = 256
 _SIGNALS = 2
 _NUM_LANES = 2
+_MOST_PAIRED = 16
+"""With more parties than this, links between neighbours stand for those between all."""
 _ADDED = (None, ReduceOp.SUM, ReduceOp.AVG)
 
 
@@ -74,7 +81,7 @@ class Estimate:
 
 def is_on_gpus(plan: Plan, collective: CollectiveSpec) -> bool:
     """Whether a collective's tensors go from GPU to GPU, as edges' do (`crossfade.schedule.device_steps.is_pushed`)."""
-    return collective.transport.moves_device_memory and all(plan.devices.get(party) for party in collective.parties)
+    return collective.id in plan.collectives_on_devices
 
 
 def estimate(
@@ -116,8 +123,11 @@ class _Way:
         self.costs, self.gpus, self.num = costs, tuple(gpus), len(gpus)
         self.reasons: dict[str, None] = {}  # what was not measured and was asked for
         self._uuids = {gpu: costs.gpu_uuid(gpu) for gpu in self.gpus}
-        self._pairs = list(permutations(range(self.num), 2))
+        self._pairs = list(permutations(range(self.num), 2)) if self.num <= _MOST_PAIRED else self._neighbours()
         self._tell_of_links()
+
+    def _neighbours(self) -> list[tuple[int, int]]:
+        return [(rank, (rank + 1) % self.num) for rank in range(self.num)]
 
     def time_us(self, collective: CollectiveSpec, size_bytes: int) -> float:
         """For one tensor of each party."""
@@ -175,8 +185,34 @@ class _Nccl(_Way):
             case _:
                 sent, copied = 1.0, 2.0
         sent_bytes = round(sent * size_bytes)
-        ring_us = max((self.alone_us(source, target, sent_bytes) for source, target in self._pairs), default=0.0)
-        return ring_us + self.kernel_us(copied * size_bytes)
+        hosts = self._hosts()
+        within = [(one, other) for one, other in self._pairs if not self._are_apart(one, other)]
+        times_us = [self.alone_us(source, target, sent_bytes) for source, target in within]
+        if len(hosts) > 1:
+            times_us.append(self._between_us(hosts, sent_bytes))
+        return max(times_us, default=0.0) + self.kernel_us(copied * size_bytes)
+
+    def _are_apart(self, one: int, other: int) -> bool:
+        topology = self.costs.topology
+        return bool(topology.hosts) and self._host(one) is not self._host(other)
+
+    def _host(self, rank: int) -> Host:
+        return self.costs.topology.cluster.of_gpu[self.gpus[rank]]
+
+    def _hosts(self) -> dict[str, set[str]]:
+        """For each host of its GPUs, in a described cluster, the NICs that they use."""
+        nics: dict[str, set[str]] = {}
+        if self.costs.topology.hosts:
+            for rank, gpu in enumerate(self.gpus):
+                nics.setdefault(self._host(rank).name, set()).add(self.costs.topology.cluster.nic_of_gpu(gpu))
+        return nics
+
+    def _between_us(self, nics: dict[str, set[str]], sent_bytes: int) -> float:
+        """What goes from each host to the next takes all NICs of its GPUs; the latency is that of a tree of hosts, up and down."""
+        networks = [(self.costs.topology.cluster.by_name[host].group.network, len(nics[host])) for host in nics]
+        slowest_gbs = min(network.gbs * num for network, num in networks)
+        latency_us = 2 * math.ceil(math.log2(len(nics))) * max(network.latency_us for network, _ in networks)
+        return self.costs.nccl_us + latency_us + sent_bytes / (slowest_gbs * BYTES_PER_US_AT_1_GBS)
 
 
 class _Copies(_Way):

@@ -25,7 +25,7 @@ def transport_of_collective(asked: str, parties: Sequence[str], gpus: Gpus) -> T
     """How a collective's tensors move: where all parties have GPUs, by their copy engines, or by NCCL if not all of these reach
     each other. What is not known is taken to be reached, as for edges.
     """
-    if gpus.are_apart(parties):
+    if gpus.are_apart(parties) and not gpus.is_described:
         where = ", ".join(f"{party} on {gpus.hosts[party]}" for party in parties)
         raise GraphError(
             f"the actors of a collective are on several hosts: {where}",

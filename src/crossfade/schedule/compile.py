@@ -29,11 +29,12 @@ def compile_plan(
     topology: Topology | None = None,
     uuids: Mapping[int, str] | None = None,
     hosts: Mapping[str, str] | None = None,
+    is_described: bool = False,
 ) -> tuple[Plan, dict[str, Call]]:
     """A validated plan, and the arguments of its nodes by node id. Raises a `GraphError` if a node asks for a transport that it
-    cannot have. ``hosts`` says where each party is, the driver included, where that is not the same for all.
+    cannot have. ``hosts`` has the host of each party, where there are several; for ``is_described`` see `Gpus`.
     """
-    gpus = Gpus(graph.devices, topology, uuids or {}, hosts or {})
+    gpus = Gpus(graph.devices, topology, uuids or {}, hosts or {}, is_described)
     draft = lower(graph, gpus, max_inflight=max_inflight)
     draft = add_channels(draft, gpus, buffer_bytes=buffer_bytes)
     draft = order_turns(draft)

@@ -1,22 +1,23 @@
-"""The cores of one host, shared by the work of many parties, as an operating system shares them.
+"""The cores of hosts, shared by the work of many parties, as an operating system shares them.
 
-A piece of work starts on the core that has least to do. The k pieces on a core run at the rate 1 / k each. They stay where
-they are: a core that has become idle takes one over from a core with several only after ``balance_us``, for kernels look
+A piece of work starts on the core of its host that has least to do. The k pieces on a core run at the rate 1 / k each. They stay
+where they are: a core that has become idle takes one over from a core with several only after ``balance_us``, for kernels look
 for such work seldom. Work that *roams* (many short stretches, each of which starts on an idle core if there is one) is
 taken over at once.
 
 Each core has a virtual clock that runs at its rate, so that a piece of work of w microseconds ends when that clock has gone
-on by w, whoever comes and goes meanwhile. A change costs O(log k) and a look at each core in use.
+on by w, whoever comes and goes meanwhile. A change costs O(log n), however many cores and hosts there are; only where a core takes
+work over, it looks at those of its host that have several pieces.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Cores", "Work"]
+__all__ = ["Cores", "Lane", "Work"]
 
 
 @dataclass(slots=True, eq=False)
@@ -33,15 +34,24 @@ class Work:
 
 @dataclass(slots=True, eq=False)
 class _Core:
+    number: int  # among all cores
+    host: _Host
     works: dict[Work, None] = field(default_factory=dict)  # what runs on it, in the order in which it came
     clock: float = 0.0  # the virtual clock, right at ``at_us``
     at_us: float = 0.0
     idle_since_us: float = 0.0  # when it had nothing to do any more
     ends: list[tuple[float, int, int, Work]] = field(default_factory=list)  # a heap of (end, number, version, work)
+    version: int = 0  # how often it changed; an entry of a heap with another version is out of date
+    slowness: float = 0.0  # of a lane: how many times as long each piece takes as alone
+
+    @property
+    def num_sharing(self) -> float:
+        """By how much the virtual clock is slower than the real one."""
+        return self.slowness or max(1, len(self.works))
 
     def catch_up(self, now_us: float) -> None:
         """Brings the virtual clock to the real one."""
-        self.clock += (now_us - self.at_us) / max(1, len(self.works))
+        self.clock += (now_us - self.at_us) / self.num_sharing
         self.at_us = now_us
 
     def next_end_us(self) -> float:
@@ -50,28 +60,69 @@ class _Core:
             heapq.heappop(self.ends)
         if not self.ends:
             return math.inf
-        return self.at_us + max(0.0, self.ends[0][0] - self.clock) * len(self.works)
+        return self.at_us + max(0.0, self.ends[0][0] - self.clock) * self.num_sharing
 
     def _is_current(self, entry: tuple[float, int, int, Work]) -> bool:
         work = entry[3]
         return work.core is self and work in self.works and work.version == entry[2]
 
 
+Lane = _Core
+"""What `Cores.new_lane` gives."""
+
+
+@dataclass(slots=True, eq=False)
+class _Host:
+    num_cores: int
+    num_used: int = 0  # how many of them have ever had work
+    loads: list[tuple[int, int, int, _Core]] = field(default_factory=list)  # a heap of (pieces, number, version, core)
+    idle: dict[_Core, None] = field(default_factory=dict)  # those without work, in the order in which they became so
+    crowded: dict[_Core, None] = field(default_factory=dict)  # those with several pieces
+
+    def least_loaded(self) -> _Core | None:
+        """Of the cores that have ever had work, the one that has least now."""
+        while self.loads and self.loads[0][2] != self.loads[0][3].version:
+            heapq.heappop(self.loads)
+        return self.loads[0][3] if self.loads else None
+
+
 @dataclass(slots=True)
 class Cores:
-    """The cores of one host."""
+    """The cores of all hosts, on one clock."""
 
-    num_cores: int
+    num_cores: int  # of a host
     balance_us: float = 0.0  # how long a core is idle before it takes work over from another one
+    of_hosts: Sequence[int] = ()  # the cores of each host, where they are known one by one
     now_us: float = 0.0  # the real clock
     num_events: int = 0  # entries that the heaps have seen, a measure of the work done here
-    _used: list[_Core] = field(default_factory=list)
+    _hosts: dict[int, _Host] = field(default_factory=dict)
+    _num_cores_used: int = 0
+    # a heap of (time, core's number, version, core): when a piece of work ends on a core, or an idle core takes one over.
+    _next: list[tuple[float, int, int, _Core]] = field(default_factory=list)
 
-    def start(self, work_us: float, done: Callable[[], None], factor: float = 1.0, *, roams: bool = False) -> Work:
+    def start(
+        self, work_us: float, done: Callable[[], None], factor: float = 1.0, *, roams: bool = False, host: int = 0
+    ) -> Work:
         """Starts a piece of work that takes ``work_us * factor`` on a core of its own."""
-        work = Work(done, factor, roams, self._least_loaded())
+        work = Work(done, factor, roams, self._core_for_work(host))
         self._add(work, work_us * factor)
         return work
+
+    def new_lane(self) -> Lane:
+        """Something besides the cores on which any number of pieces go on at once, all equally slowed down."""
+        self._num_cores_used += 1
+        return _Core(self._num_cores_used, _Host(0), at_us=self.now_us, slowness=1.0)
+
+    def start_on(self, lane: Lane, work_us: float, done: Callable[[], None]) -> None:
+        """Starts a piece of work on a lane."""
+        self._add(Work(done, 1.0, False, lane), work_us)
+
+    def slow_lane(self, lane: Lane, slowness: float) -> None:
+        """From now on, all that is on the lane takes so many times as long as alone."""
+        if slowness != lane.slowness:
+            lane.catch_up(self.now_us)
+            lane.slowness = slowness
+            self._changed(lane)
 
     def slow_down(self, work: Work, factor: float) -> None:
         """From now on, what is left of the work takes ``factor`` times as long as alone."""
@@ -79,10 +130,13 @@ class Cores:
             work.core.catch_up(self.now_us)
             self._push(work, (work.end - work.core.clock) * factor / work.factor)
             work.factor = factor
+            self._changed(work.core)
 
     def next_end_us(self) -> float:
         """When work ends, or goes to another core, if nothing changes before; infinity when neither will be."""
-        return self._next()[0]
+        while self._next and not self._is_current(self._next[0]):
+            heapq.heappop(self._next)
+        return self._next[0][0] if self._next else math.inf
 
     def advance(self, to_us: float) -> None:
         """Moves the clock, at most to ``next_end_us``."""
@@ -90,7 +144,8 @@ class Cores:
 
     def finish_next(self) -> None:
         """Moves the clock to ``next_end_us``, and ends the piece of work, or lets it go to the other core."""
-        self.now_us, core = self._next()
+        self.now_us = self.next_end_us()
+        core = heapq.heappop(self._next)[3]
         if not core.works:
             self._take_over(core)
             return
@@ -100,48 +155,47 @@ class Cores:
         self._remove(work)
         work.done()
 
-    def _next(self) -> tuple[float, _Core]:
-        """When something happens next, and on which core: an end on a busy one, a take-over by an idle one."""
-        found = (math.inf, _Core())
-        is_crowded = any(len(core.works) > 1 for core in self._used)
-        for core in self._used:
-            if core.works:
-                time_us = core.next_end_us()
-            else:
-                time_us = max(self.now_us, core.idle_since_us + self.balance_us) if is_crowded else math.inf
-            if time_us < found[0]:
-                found = time_us, core
-        return found
+    def _is_current(self, entry: tuple[float, int, int, _Core]) -> bool:
+        core = entry[3]
+        return core.version == entry[2] and (bool(core.works) or bool(core.host.crowded))
 
-    def _least_loaded(self) -> _Core:
-        core = min(self._used, key=lambda core: len(core.works), default=None)
-        if core is None or (core.works and len(self._used) < self.num_cores):
-            core = _Core(at_us=self.now_us)
-            self._used.append(core)
+    def _core_for_work(self, host_number: int) -> _Core:
+        host = self._hosts.get(host_number)
+        if host is None:
+            num_cores = self.of_hosts[host_number] if self.of_hosts else self.num_cores
+            host = self._hosts[host_number] = _Host(num_cores)
+        core = host.least_loaded()
+        if core is None or (core.works and host.num_used < host.num_cores):
+            core = _Core(self._num_cores_used, host, at_us=self.now_us)
+            host.num_used += 1
+            self._num_cores_used += 1
         return core
 
     def _add(self, work: Work, rest: float) -> None:
         work.core.catch_up(self.now_us)
         work.core.works[work] = None
         self._push(work, rest)
+        self._changed(work.core)
 
     def _remove(self, work: Work) -> None:
         core = work.core
         del core.works[work]
         if not core.works:
             core.idle_since_us = self.now_us
-            if any(other.roams for each in self._used if len(each.works) > 1 for other in each.works):
-                self._take_over(core)
+        self._changed(core)
+        if not core.works and any(other.roams for each in core.host.crowded for other in each.works):
+            self._take_over(core)
 
     def _take_over(self, core: _Core) -> None:
-        """An idle core gets work from the most crowded one: what roams, else what came last."""
+        """An idle core gets work from the most crowded one of its host: what roams, else what came last."""
         crowded = max(
-            self._used, key=lambda each: (len(each.works) > 1 and any(w.roams for w in each.works), len(each.works))
+            core.host.crowded, key=lambda each: (any(w.roams for w in each.works), len(each.works), -each.number)
         )
         work = next((work for work in crowded.works if work.roams), next(reversed(crowded.works)))
         crowded.catch_up(self.now_us)
         rest = work.end - crowded.clock
         del crowded.works[work]
+        self._changed(crowded)
         work.core = core
         self._add(work, rest)
 
@@ -150,3 +204,27 @@ class Cores:
         work.end = work.core.clock + rest
         work.version += 1
         heapq.heappush(work.core.ends, (work.end, self.num_events, work.version, work))
+
+    def _changed(self, core: _Core) -> None:
+        """Enters anew what a core has, and when something happens on it next."""
+        host = core.host
+        core.version += 1
+        if core.slowness:
+            if core.works:
+                heapq.heappush(self._next, (core.next_end_us(), core.number, core.version, core))
+            return
+        heapq.heappush(host.loads, (len(core.works), core.number, core.version, core))
+        for members, belongs in ((host.idle, not core.works), (host.crowded, len(core.works) > 1)):
+            if belongs:
+                members[core] = None
+            else:
+                members.pop(core, None)
+        if core.works:
+            heapq.heappush(self._next, (core.next_end_us(), core.number, core.version, core))
+        if host.crowded and host.idle:
+            self._enter_take_over(next(iter(host.idle)))
+
+    def _enter_take_over(self, core: _Core) -> None:
+        """The core that has been idle longest looks for work of its host's other cores, of which some have several pieces."""
+        time_us = max(self.now_us, core.idle_since_us + self.balance_us)
+        heapq.heappush(self._next, (time_us, core.number, core.version, core))

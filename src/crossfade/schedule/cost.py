@@ -9,18 +9,15 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
-from itertools import islice
 from typing import Any
 
-from crossfade.hints import nearest
-from crossfade.plan.plan import NodeSpec, Plan
 from crossfade.schedule import links
 from crossfade.topology import Topology
 from crossfade.types import CollectiveKind, Transport
 
-__all__ = ["CostModel", "Slowdown", "Workload"]
+__all__ = ["CostModel", "Slowdown", "ring_share"]
 
 BYTES_PER_MB = 1e6
 BYTES_PER_US_AT_1_GBS = 1e3
@@ -28,8 +25,6 @@ LARGE_BYTES = 1_000
 """About the largest value that fits into a record of a ring."""
 _PARTS = ("slowdown", "topology")
 """Fields of a cost model that are no figures."""
-NUM_NAMED = 6
-"""How many of a graph's names an error shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +120,10 @@ class CostModel:
     """Fixed part of a kernel that only adds or copies, within one GPU."""
     memory_gbs: float = 2700.0
     """Rate at which such a kernel moves bytes, in and out together."""
+    tcp_us: float = 30.0
+    """Fixed cost of a value that goes to another host by TCP, for its writer and each reader, beside ``write_us``, ``read_us``."""
+    tcp_us_per_mb: float = 250.0
+    """What a MB of it costs a core of either, on top of the writer's copy: system calls, and the kernel's copy."""
     step_us: float = 0.1
     """The runtime's own cost for each action."""
     num_cores: int = 2
@@ -156,6 +155,10 @@ class CostModel:
         large_us = self.read_large_us if size_bytes > LARGE_BYTES else 0.0
         return self.read_us + large_us + self.read_us_per_mb * size_bytes / BYTES_PER_MB
 
+    def tcp_time_us(self, size_bytes: int) -> float:
+        """Time that either end spends on a value of that size because it goes to another host."""
+        return self.tcp_us + self.tcp_us_per_mb * size_bytes / BYTES_PER_MB
+
     def transfer_time_us(self, size_bytes: int) -> float:
         """Time that gloo takes for a value of that size when nothing else runs."""
         return self.latency_us + size_bytes / (self.gbs * BYTES_PER_US_AT_1_GBS)
@@ -170,9 +173,7 @@ class CostModel:
 
         By ring algorithms each of n parties moves 2 (n - 1) / n of it to reduce it, n - 1 times as much to gather it.
         """
-        shares = {CollectiveKind.ALLGATHER: num_parties - 1.0, CollectiveKind.BROADCAST: 1.0}
-        share = shares.get(kind, 2 * (num_parties - 1) / num_parties)
-        return self.collective_us + share * size_bytes / (self.gbs * BYTES_PER_US_AT_1_GBS)
+        return self.collective_us + ring_share(kind, num_parties) * size_bytes / (self.gbs * BYTES_PER_US_AT_1_GBS)
 
     def push_time_us(self, transport: Transport, size_bytes: int, *, is_within: bool = False) -> float:
         """Time of a transfer between two GPUs whose link was not measured; or, by the copy engine, within one."""
@@ -192,6 +193,9 @@ class CostModel:
 
     def gpu_uuid(self, index: int) -> str:
         """How the topology calls the GPU of that index; a name of its own where it is not in it."""
+        if self.topology.hosts:
+            names = self.topology.cluster.gpu_names
+            return names[index] if 0 <= index < len(names) else f"GPU {index}"
         devices = self.topology.devices
         return devices[index].uuid if 0 <= index < len(devices) else f"GPU {index}"
 
@@ -250,6 +254,12 @@ class CostModel:
         return cls(**figures)
 
 
+def ring_share(kind: CollectiveKind, num_parties: int) -> float:
+    """How often each party sends what it brings, by ring algorithms."""
+    shares = {CollectiveKind.ALLGATHER: num_parties - 1.0, CollectiveKind.BROADCAST: 1.0}
+    return shares.get(kind, 2 * (num_parties - 1) / num_parties)
+
+
 def _parse(text: str) -> object:
     try:
         return json.loads(text)
@@ -270,89 +280,3 @@ def _figures_of(kind: type[CostModel] | type[Slowdown], where: str, found: objec
         if isinstance(figure, int) and abs(figure) > sys.float_info.max:
             raise ValueError(f"{where}.{name} is too large a number\nhint: costs are finite and not negative")
     return dict(found)
-
-
-@dataclass(frozen=True)
-class Workload:
-    """How long a graph's methods run and how large its values are.
-
-    Raises:
-        TypeError: ``synchronous`` is one name.
-        ValueError: a time or a size is negative, or a time is not finite.
-    """
-
-    compute_us: Mapping[str, float] = field(default_factory=dict)
-    """A method's time on an idle machine: by node id (``n3``), else by ``actor.method``, else by ``method``. For a method that uses
-    a GPU the time of its host alone, which enqueues."""
-    value_bytes: Mapping[str, int] = field(default_factory=dict)
-    """A value's size, by value id."""
-    default_compute_us: float = 0.0
-    """The time of methods that ``compute_us`` does not have."""
-    default_value_bytes: int = 8
-    """The size of values that ``value_bytes`` does not have."""
-    device_us: Mapping[str, float] = field(default_factory=dict)
-    """The time of a method's kernels, on actors with GPUs, named likewise; 0 for others. They begin once the host has enqueued
-    them."""
-    synchronous: Collection[str] = ()
-    """Methods, named likewise, that return only when their kernels have run, since they look at a result (``.item()``)."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.synchronous, str):
-            raise TypeError(
-                f"synchronous is {self.synchronous!r}\nhint: it is a collection of names: [{self.synchronous!r}]"
-            )
-        times: dict[str, float] = {**self.compute_us, "default_compute_us": self.default_compute_us}
-        sizes: dict[str, float] = {**self.value_bytes, "default_value_bytes": self.default_value_bytes}
-        for what, figures in (("time", times), ("device time", self.device_us), ("size", sizes)):
-            for name, figure in figures.items():
-                if not (math.isfinite(figure) and figure >= 0):
-                    raise ValueError(f"the {what} of {name} is {figure!r}\nhint: it is finite and not negative")
-
-    def check_names(self, plan: Plan) -> None:
-        """Refuses names that the plan does not have: what they stand for would be left out, and the prediction wrong.
-
-        Raises:
-            ValueError: with the nearest name.
-        """
-        calls = {name: None for node in plan.nodes for name in _names(node)}
-        values = {given.value: None for given in plan.inputs}
-        values |= {value: None for node in plan.nodes for value in node.outputs}
-        values |= {value: None for each in plan.collectives for outputs in each.outputs for value in outputs}
-        for what, given, known in (
-            ("compute_us", self.compute_us, calls),
-            ("device_us", self.device_us, calls),
-            ("synchronous", self.synchronous, calls),
-            ("value_bytes", self.value_bytes, values),
-        ):
-            for name in given:
-                if name not in known:
-                    hint = nearest(str(name), known, f"the graph has {_some(known)}: print(graph.plan) shows them all")
-                    raise ValueError(f"{what} of the workload has {name!r}, which is not in the graph\nhint: {hint}")
-
-    def time_us(self, node: NodeSpec) -> float:
-        """How long the node's method runs."""
-        return next(
-            (self.compute_us[name] for name in _names(node) if name in self.compute_us), self.default_compute_us
-        )
-
-    def device_time_us(self, node: NodeSpec) -> float:
-        """How long its kernels run."""
-        return next((self.device_us[name] for name in _names(node) if name in self.device_us), 0.0)
-
-    def is_synchronous(self, node: NodeSpec) -> bool:
-        """Whether it returns only when they have run."""
-        return any(name in self.synchronous for name in _names(node))
-
-    def size_bytes(self, value: str) -> int:
-        """How large the value is."""
-        return self.value_bytes.get(value, self.default_value_bytes)
-
-
-def _names(node: NodeSpec) -> tuple[str, str, str]:
-    """What a workload may call a node, from the exact to the general."""
-    return node.id, f"{node.actor}.{node.method}", node.method
-
-
-def _some(names: Iterable[str]) -> str:
-    few = [*islice(names, NUM_NAMED + 1)]
-    return ", ".join(few[:NUM_NAMED]) + (", ..." if len(few) > NUM_NAMED else "")

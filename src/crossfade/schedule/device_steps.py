@@ -31,10 +31,11 @@ from crossfade.plan.device_streams import DeviceStream, stream_in, stream_out
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.plan.turns import LARGE_BYTES
 from crossfade.schedule.collective_costs import is_on_gpus
-from crossfade.schedule.cost import CostModel, Workload
+from crossfade.schedule.cost import CostModel
 from crossfade.schedule.gpus import Kernels, Push, push_time_us
 from crossfade.schedule.strands import Need, Step
 from crossfade.schedule.transports import gpu_pairs
+from crossfade.schedule.workload import Workload
 from crossfade.types import TargetDevice, Transport
 
 __all__ = [
@@ -48,6 +49,8 @@ __all__ = [
     "is_pushed",
     "push_of",
 ]
+
+_THROUGH_HOSTS = (Transport.SHM, Transport.TCP)
 
 Before: TypeAlias = Mapping[tuple[str, str], str]
 """The predecessor of a channel at a reader."""
@@ -64,19 +67,18 @@ def goes_up(plan: Plan, workload: Workload, channel: ChannelSpec) -> bool:
     """Whether a channel's values are copied from its writer's GPU to the host: kernels make them, and the method does not wait; or
     a collective between GPUs does.
     """
-    if channel.transport is not Transport.SHM or not plan.devices.get(channel.writer):
+    if channel.transport not in _THROUGH_HOSTS or not plan.devices.get(channel.writer):
         return False
     node = plan.maker.get(channel.value)
     if node is None:
-        return any(
-            channel.value in each.outputs_of(channel.writer) and is_on_gpus(plan, each) for each in plan.collectives
-        )
+        collective = plan.collective_of.get((channel.value, channel.writer))
+        return collective is not None and is_on_gpus(plan, collective)
     return workload.device_time_us(node) > 0 and not workload.is_synchronous(node)
 
 
 def comes_down(plan: Plan, workload: Workload, channel: ChannelSpec, reader: str) -> bool:
     """Whether a channel's values are copied from the host to a reader's GPU: they are wanted there, or come from a GPU."""
-    if channel.transport is not Transport.SHM or not plan.devices.get(reader):
+    if channel.transport not in _THROUGH_HOSTS or not plan.devices.get(reader):
         return False
     match channel.device:
         case TargetDevice.CUDA:
@@ -92,9 +94,9 @@ def host_enqueued(action: Action, actor: str) -> str:
     return f"enqueued {action} by {actor}"
 
 
-def all_started(spec: CollectiveSpec, actor: str) -> tuple[Need, ...]:
-    """When it is known to an actor that all parties of a collective between GPUs have started it: then each enqueues its part."""
-    return tuple(Need(f"started {spec.id} by {party}", is_hop=party != actor) for party in spec.parties)
+def all_started(spec: CollectiveSpec) -> tuple[Need, ...]:
+    """When it is known that all parties of a collective between GPUs have started it: then each enqueues its part."""
+    return (Need(f"started {spec.id}", is_hop=True),)
 
 
 def push_of(plan: Plan, workload: Workload, channel: ChannelSpec, reader: str) -> Push:
@@ -141,8 +143,11 @@ class _Enqueuer:
         self._pushed_here = {channel.value: channel for channel in channels if is_pushed(plan, channel)}
         brought_here = {each.value: each for each in channels if comes_down(plan, workload, each, actor)}
         self._arriving = {**brought_here, **self._pushed_here}
-        met = [each for each in plan.collectives if is_on_gpus(plan, each)]
-        self._over = {value: Need(f"over {each.id}") for each in met for value in each.outputs_of(actor)}
+        done = (action.target for action in plan.programs[actor] if action.verb is Verb.COLL)
+        met = [plan.collective[target] for target in done if target in plan.collective]
+        self._over = {
+            value: Need(f"over {each.id}") for each in met if is_on_gpus(plan, each) for value in each.outputs_of(actor)
+        }
         self._last_run = ""
 
     def steps(self, action: Action) -> Iterator[tuple[str, Step]]:
@@ -194,7 +199,7 @@ class _Enqueuer:
         """What it brings is there when all is computed that was enqueued before."""
         computed = [Need(f"computed {self._last_run}")] if self._last_run else []
         brought = [need for value in spec.inputs_of(self._actor) for need in self._made(value)]
-        needs = (*all_started(spec, self._actor), *computed, *brought)
+        needs = (*all_started(spec), *computed, *brought)
         return Step(f"{Verb.COLL} {spec.id}", needs=needs, collective=spec, then=(Need(f"over {spec.id}"),))
 
     def _push(self, action: Action, channel: ChannelSpec) -> Iterator[Step]:
@@ -229,7 +234,8 @@ class _Enqueuer:
             what=f"{channel.writer} -> {', '.join(channel.readers)}",
             kind="communicate",
             needs=(Need(host_enqueued(action, self._actor)), *self._made(channel.value)),
-            fact=f"written {channel.id}",
+            fact="" if channel.transport is Transport.TCP else f"written {channel.id}",
+            transfer=channel if channel.transport is Transport.TCP else None,
             device=Kernels((), time_us),
         )
 
@@ -248,8 +254,8 @@ class _Enqueuer:
         node = self._plan.maker.get(value)
         if node is not None and node.actor == self._actor:
             return (Need(f"computed {node.id}"),)
-        over = [each.id for each in self._plan.collectives if value in each.outputs_of(self._actor)]
-        if over:
-            return (Need(f"over {over[0]}"),)
+        collective = self._plan.collective_of.get((value, self._actor))
+        if collective is not None:
+            return (Need(f"over {collective.id}"),)
         channel = self._arriving.get(value)
         return (Need(f"arrived {channel.id} at {self._actor}"),) if channel is not None else ()

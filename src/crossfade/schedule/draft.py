@@ -33,8 +33,8 @@ class Draft:
     maker: dict[str, str] = field(default_factory=dict)  # who makes each value, by value id
     devices: dict[str, tuple[int, ...]] = field(default_factory=dict)
     static: list[str] = field(default_factory=list)
-    hosts: dict[str, str] = field(default_factory=dict)
     communicators: list[CommunicatorSpec] = field(default_factory=list)
+    hosts: dict[str, str] = field(default_factory=dict)
     wishes: dict[str, Wish] = field(default_factory=dict)  # what the user asked for, by value id
     # the same for one reader, where it differs, by value id and actor.
     wishes_to: dict[tuple[str, str], Wish] = field(default_factory=dict)
@@ -82,5 +82,5 @@ class Draft:
             devices=self.devices,
             static=tuple(self.static),
             communicators=tuple(self.communicators),
-            hosts=self.hosts,
+            hosts={party: self.hosts[party] for party in self.programs if party in self.hosts},
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from crossfade.topology import Topology
 
-__all__ = ["alone_us", "crowding"]
+__all__ = ["alone_us", "crowding", "crowding_of"]
 
 Pair = tuple[str, str]
 
@@ -33,6 +33,11 @@ def crowding(topology: Topology, transport: str, pair: Pair, others: Sequence[Pa
     """
     num_out = 1 + sum(source == pair[0] for source, _ in others)
     num_in = 1 + sum(target == pair[1] for _, target in others)
+    return crowding_of(topology, transport, num_out, num_in, size_bytes)
+
+
+def crowding_of(topology: Topology, transport: str, num_out: int, num_in: int, size_bytes: int) -> float:
+    """See `crowding`: where so many transfers leave the source, and so many reach the target, this one among both."""
     if num_out == num_in == 1:
         return 1.0
     crowds = [

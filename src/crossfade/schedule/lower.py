@@ -27,8 +27,9 @@ __all__ = ["lower"]
 
 def lower(graph: CheckedGraph, gpus: Gpus, *, max_inflight: int) -> Draft:
     """One ``run`` for each node, in order, on its actor, and one ``coll`` for each collective on each of its actors."""
-    draft = Draft(max_inflight=max_inflight, returns_list=graph.returns_list, devices=dict(graph.devices))
-    draft.hosts = dict(gpus.hosts)
+    draft = Draft(
+        max_inflight=max_inflight, returns_list=graph.returns_list, devices=dict(graph.devices), hosts=dict(gpus.hosts)
+    )
     draft.programs[DRIVER] = []
     value_of: dict[Node, str] = {}
     for index, part in enumerate(graph.input_parts):

@@ -30,13 +30,19 @@ def add_messages(draft: Draft) -> Draft:
         outgoing[spec.value].append(spec)
         for reader in spec.readers:
             incoming[reader, spec.value] = spec
+    blocking: dict[str, list[ChannelSpec]] = defaultdict(list)
+    for (reader, _), spec in incoming.items():
+        if spec.transport.blocks:
+            blocking[reader].append(spec)
     values = draft.values()
     places = _places(draft)
     senders = {spec.id: (index, spec.writer) for index, spec in enumerate(draft.channels)}
     for party, actions in draft.programs.items():
         if party != DRIVER:
             uses = [(action, *values[party][action.verb, action.target]) for action in actions]
-            draft.programs[party] = _order_receives(senders, _with_moves(party, uses, incoming, outgoing, places))
+            draft.programs[party] = _order_receives(
+                senders, _with_moves(party, uses, incoming, outgoing, places, blocking[party])
+            )
     writes = [_move_out(spec) for item in draft.inputs for spec in outgoing[item.value]]
     reads = [_move_in(incoming[DRIVER, value]) for value in _made_order(draft, draft.outputs)]
     draft.programs[DRIVER] = [*writes, *reads]
@@ -49,10 +55,11 @@ def _with_moves(
     incoming: dict[tuple[str, str], ChannelSpec],
     outgoing: dict[str, list[ChannelSpec]],
     places: Mapping[str, tuple[int, int]],
+    mine: Iterable[ChannelSpec],
 ) -> list[Action]:
+    """The actions of one party with its moves. ``mine`` are the channels to it that block."""
     program: list[Action] = []
     here: set[str] = set()
-    mine = [spec for (reader, _), spec in incoming.items() if reader == party and spec.transport.blocks]
     blocking = deque(sorted(mine, key=lambda spec: places[spec.value]))
 
     def receive_before(place: tuple[int, int]) -> None:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from crossfade.errors import PlanError
 from crossfade.plan.actions import RECV_STREAM, SEND_STREAM, Verb
 from crossfade.plan.device_streams import stream_in, stream_out
 from crossfade.plan.plan import ChannelSpec
+from crossfade.schedule.causes import Happening
 from crossfade.schedule.cores import Work
 from crossfade.schedule.strands import Need, Step, Strand
+from crossfade.types import Transport
 
-__all__ = ["Cursor", "Inbox", "Process", "Transfer"]
+__all__ = ["Cursor", "Inbox", "Process", "Transfer", "check_that_all_is_done"]
+
+SHOWN_STUCK = 8
+"""How many of the stuck parties an error names."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +32,7 @@ class Transfer:
     start_us: float = 0.0
     work: Work | None = None
     num_working: int = 0
+    cause: Happening | None = None  # what was over last of all that it waited for
 
     @property
     def key(self) -> tuple[str, int]:
@@ -79,6 +87,8 @@ class Cursor:
     since_us: float = 0.0  # since when it is there
     waits_for: str = ""  # the last need that blocked it here
     patient_since_us: float = math.inf  # since when it looks at needs that it does not wait for without end
+    cause: Happening | None = None  # what was over last of all that it waited for
+    seen_us: float = 0.0  # when it saw that
 
     @property
     def step(self) -> Step:
@@ -115,3 +125,27 @@ class Process:
     lining_up: deque[Cursor] = field(default_factory=deque)
     compute: Work | None = None
     transfers: list[Transfer] = field(default_factory=list)
+
+
+def check_that_all_is_done(
+    cursors: Sequence[Cursor], inboxes: Mapping[tuple[str, Transport], Inbox], num_executions: int
+) -> None:
+    """A `PlanError` says who waits for what if something has not come to its end."""
+    stuck = [
+        f"  {cursor.strand.actor} at {cursor.step.label!r} of execution {cursor.execution}: waits for"
+        f" {cursor.waits_for!r} of execution {cursor.execution + cursor.needs[cursor.need].offset}"
+        for cursor in cursors
+        if cursor.round < num_executions
+    ]
+    for (reader, _), inbox in inboxes.items():
+        for channel, execution, sender in inbox.lost()[:1] if not stuck else ():
+            raise PlanError(
+                f"PL-1: {channel!r} of execution {execution} has only one end between {sender} and {reader}",
+                hint="each send needs its recv; crossfade.plan.validate.validate(plan) shows the step",
+            )
+    if stuck:
+        more = [f"  and {len(stuck) - SHOWN_STUCK} more"] if len(stuck) > SHOWN_STUCK else []
+        raise PlanError(
+            "PL-2: the plan stops for ever:\n" + "\n".join(stuck[:SHOWN_STUCK] + more),
+            hint="crossfade.plan.validate.validate(plan) names a step of the cycle",
+        )

@@ -16,6 +16,8 @@ What is simulated:
 - **GPUs.** Where actors have some, a method's host only enqueues: its kernels run on the actor's stream ``compute``, values move on
   the streams that `plan.device_streams` names (`schedule.device_steps`), beside each other and slowed down by each other as
   `schedule.gpus` says.
+- **Hosts.** Where the plan says on which host each party is, work shares the cores of its host, and what goes to another one is
+  sent by its writer and then crosses the network (`schedule.network`), which takes no core.
 - **The driver** is one thread that submits inputs and gets outputs, with a fixed number of executions in flight.
 
 It takes O(log n) per action and execution, and a plan that stops is an error, never an endless loop.
@@ -29,24 +31,23 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from crossfade.errors import PlanError
 from crossfade.plan.actions import COLL_STREAM, Verb
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.plan.timeline import Span, Timeline
+from crossfade.schedule.causes import LINK, Happening, Piece, Trail, critical_path
 from crossfade.schedule.cores import Cores
-from crossfade.schedule.cost import CostModel, Workload
+from crossfade.schedule.cost import CostModel
 from crossfade.schedule.device_steps import is_pushed, push_of
-from crossfade.schedule.gpus import GpuClock
+from crossfade.schedule.gpus import GpuClock, Push
 from crossfade.schedule.meetings import Meetings
-from crossfade.schedule.progress import Cursor, Inbox, Process, Transfer
-from crossfade.schedule.steps import strands_of
+from crossfade.schedule.network import Connections, Hosts
+from crossfade.schedule.progress import Cursor, Inbox, Process, Transfer, check_that_all_is_done
+from crossfade.schedule.steps import NETWORK_STREAM, reached, strands_of
 from crossfade.schedule.strands import Need
+from crossfade.schedule.workload import Workload
 from crossfade.types import Transport
 
 __all__ = ["Simulation", "simulate"]
-
-SHOWN_STUCK = 8
-"""How many of the stuck parties an error names."""
 
 
 def simulate(
@@ -78,15 +79,22 @@ class Simulation:
                 f"num_executions={num_executions}, inflight={inflight}\n"
                 "hint: simulate at least one execution, with at least one in flight"
             )
+        workload = workload.on(plan)
         self._plan, self._workload, self._costs = plan, workload, costs
         self._num_executions = num_executions
-        self._cores = Cores(costs.num_cores, costs.balance_us)
+        self._hosts = Hosts(plan, costs)
+        self._cores = Cores(costs.num_cores, costs.balance_us, self._hosts.num_cores)
         self._gpus = GpuClock(costs)
-        self._cursors = [Cursor(each, each.first_round) for each in strands_of(plan, workload, costs, inflight)]
+        self._connections = Connections(self._hosts, self._gpus)
+        strands = strands_of(plan, workload, costs, inflight, self._hosts)
+        self._cursors = [Cursor(each, each.first_round) for each in strands]
         self._processes: defaultdict[str, Process] = defaultdict(Process)
         self._inboxes: defaultdict[tuple[str, Transport], Inbox] = defaultdict(Inbox)
-        self._meetings = Meetings(plan, self._cores, self._gpus, workload, costs, self._met)
-        self._facts: dict[tuple[str, int], float] = {}
+        self._meetings = Meetings(plan, self._cores, self._gpus, workload, costs, self._hosts, self._began, self._met)
+        # when each fact became true, by its name and its execution, and what made it true.
+        self._facts: dict[tuple[str, int], Happening] = {}
+        self._trail = Trail()
+        self._begun: dict[tuple[str, int], Happening | None] = {}  # the causes of collectives that are under way
         self._blocked: defaultdict[tuple[str, int], list[Cursor]] = defaultdict(list)
         self._ready: deque[Cursor] = deque()
         self._alarms: list[tuple[float, int, Callable[[], None]]] = []
@@ -117,8 +125,17 @@ class Simulation:
             else:
                 self._cores.advance(alarm_us)
                 heapq.heappop(self._alarms)[-1]()
-        self._check_that_all_is_done()
+        check_that_all_is_done(self._cursors, self._inboxes, self._num_executions)
         return Timeline.of("predicted", self._spans, self._meetings.notes)
+
+    def critical_path(self) -> list[Piece]:
+        """What the end of the last execution waited for, from the beginning on; after `run`."""
+        return critical_path(self._trail.last)
+
+    @property
+    def moves(self) -> list[Happening]:
+        """Transfers and collectives that are over; ``where`` is the link."""
+        return self._trail.moves
 
     # Strands: one step after another.
 
@@ -162,12 +179,16 @@ class Simulation:
                 self._alarm(cursor.patient_since_us + need.patience_us, partial(self._lose_patience, cursor, key))
             return True
         cursor.need += 1
-        seen_us = self._facts[key] + (costs.hop_us if need.is_hop else 0.0)
+        fact = self._facts[key]
+        is_hop = need.is_hop and fact.where != cursor.strand.actor
+        seen_us = fact.end_us + (costs.hop_us if is_hop else 0.0) + need.latency_us
         process = self._processes[cursor.strand.thread]
         if seen_us > now_us and process.at_work is None and seen_us - process.awake_us > costs.spin_us:
             process.woken_us = seen_us = seen_us + costs.wake_us
         seen_us = max(seen_us, process.woken_us)
         process.awake_us = max(now_us, seen_us)
+        if seen_us > cursor.seen_us:
+            cursor.cause, cursor.seen_us = fact, seen_us
         if seen_us <= now_us:
             return False
         cursor.waits_for = need.fact
@@ -182,8 +203,8 @@ class Simulation:
         """Whether a need is one: some are only where one fact became true before another."""
         if not need.only_if:
             return True
-        first_us, second_us = (self._facts.get((fact, execution), math.inf) for fact in need.only_if)
-        return first_us <= second_us
+        first, second = (self._facts.get((fact, execution)) for fact in need.only_if)
+        return second is None or (first is not None and first.end_us <= second.end_us)
 
     def _lose_patience(self, cursor: Cursor, key: tuple[str, int]) -> None:
         """The time is over for which it wanted to wait; if it still does, it continues."""
@@ -211,7 +232,8 @@ class Simulation:
             return
         computes = cursor.step.kind == "compute"
         factor = self._costs.slowdown.compute if computes and process.transfers else 1.0
-        work = self._cores.start(cursor.step.work_us, done, factor)
+        host = self._hosts.index_of(cursor.strand.actor)
+        work = self._cores.start(cursor.step.work_us, done, factor, host=host)
         if computes:
             process.compute = work
             self._update_transfers(process)
@@ -220,6 +242,11 @@ class Simulation:
         step, execution = cursor.step, cursor.execution
         if step.kind is not None:
             self._show(cursor.strand.actor, cursor.strand.stream, step.label, step.what, step.kind, execution, start_us)
+        if isinstance(step.device, Push):
+            self._over(self._gpus.link_of(step.device), LINK, start_us, cursor.cause)
+        else:
+            self._over(cursor.strand.actor, step.kind or "", start_us, cursor.cause)
+        cursor.cause, cursor.seen_us = self._trail.now_over, self._cores.now_us
         process.at_work, process.awake_us = None, self._cores.now_us
         if process.compute is not None:
             process.compute = None
@@ -228,28 +255,45 @@ class Simulation:
             self._happened(step.fact, execution)
         if step.transfer is not None:
             self._start_end(step.transfer, cursor.strand.actor, execution)
-        if step.collective is not None:
+        if step.collective is not None and step.is_only_started:
+            if self._meetings.is_started_by_all(step.collective, execution):
+                self._happened(f"started {step.collective.id}", execution)
+        elif step.collective is not None:
             self._meetings.join(step.collective, execution, cursor.strand.actor)
         cursor.settle(self._cores.now_us, worked=True)
         self._ready.append(cursor)
         if process.lining_up:
-            self._work(process, process.lining_up.popleft())
+            following = process.lining_up.popleft()
+            following.cause, following.seen_us = cursor.cause, self._cores.now_us
+            self._work(process, following)
+
+    def _over(self, where: str, kind: str, start_us: float, cause: Happening | None) -> None:
+        self._trail.add(where, kind, start_us, self._cores.now_us, cause)
 
     def _happened(self, fact: str, execution: int) -> None:
-        self._facts[fact, execution] = self._cores.now_us
+        assert self._trail.now_over is not None, "facts become true when something ends"
+        self._facts[fact, execution] = self._trail.now_over
         self._ready.extend(self._blocked.pop((fact, execution), ()))
+
+    def _began(self, collective: CollectiveSpec, execution: int) -> None:
+        self._begun[collective.id, execution] = self._trail.now_over
 
     def _met(self, collective: CollectiveSpec, execution: int, starts_us: Mapping[str, float]) -> None:
         for party, start_us in starts_us.items():
             label = f"{Verb.COLL} {collective.id}"
             self._show(party, COLL_STREAM, label, str(collective.kind), "communicate", execution, start_us)
+        cause = self._begun.pop((collective.id, execution))
+        where = f"{collective.kind} of {len(collective.parties)} actors by {collective.transport}"
+        self._over(where, LINK, cause.end_us if cause else 0.0, cause)
         self._happened(f"over {collective.id}", execution)
 
     # Transfers: in the background of both actors.
 
     def _start_end(self, channel: ChannelSpec, actor: str, execution: int) -> None:
         """One end of a transfer has started: all those to the readers for a send, one for a receive."""
-        if actor == channel.writer:
+        if channel.transport is Transport.TCP:
+            self._send_far(channel, execution)
+        elif actor == channel.writer:
             for reader in channel.readers:
                 inbox = self._inboxes[reader, channel.transport]
                 inbox.sent[actor].append(Transfer(channel, reader, execution))
@@ -259,27 +303,52 @@ class Simulation:
             inbox.awaited.append((channel.writer, channel.id, execution))
             self._start_next(inbox)
 
+    def _send_far(self, channel: ChannelSpec, execution: int) -> None:
+        """To each host of readers once."""
+        for reader in self._hosts.firsts(channel):
+            done = partial(self._came_far, channel, reader, execution, self._trail.now_over)
+            self._connections.send(channel, reader, self._workload.size_bytes(channel.value), self._now_us, done)
+
+    def _now_us(self) -> float:
+        return self._cores.now_us
+
+    def _came_far(
+        self, channel: ChannelSpec, reader: str, execution: int, cause: Happening | None, start_us: float
+    ) -> None:
+        link = self._hosts.link(channel.writer, reader)
+        before = self._trail.last_on(link)
+        if cause is None or (before is not None and start_us > cause.end_us):
+            cause = before  # it had to wait for the connection
+        label, what = f"{Verb.WRITE} {channel.id}", f"{channel.writer} -> {self._hosts.of.get(reader, reader)}"
+        self._show(channel.writer, NETWORK_STREAM, label, what, "communicate", execution, start_us)
+        self._over(link, LINK, start_us, cause)
+        self._happened(reached(channel, self._hosts.of.get(reader, "")), execution)
+
     def _start_next(self, inbox: Inbox) -> None:
         transfer = inbox.take()
         if transfer is None:
             return
-        transfer.start_us = self._cores.now_us
+        transfer.start_us, transfer.cause = self._cores.now_us, self._trail.now_over
         if is_pushed(self._plan, transfer.channel):
             push = push_of(self._plan, self._workload, transfer.channel, transfer.reader)
             self._gpus.start(push, transfer.start_us, partial(self._arrived, inbox, transfer))
             return
         size_bytes = self._workload.size_bytes(transfer.channel.value)
         times_us = (self._costs.transfer_time_us(size_bytes), self._costs.send_host_time_us(size_bytes))
-        transfer.num_working = 2
+        ends = transfer.channel.writer, transfer.reader
         done = partial(self._side_done, inbox, transfer)
-        transfer.work = self._cores.start(times_us[0], done, self._factor(transfer), roams=True)
-        self._cores.start(times_us[1], done, roams=True)
+        transfer.num_working = 3 if self._hosts.are_apart(*ends) else 2
+        sender, receiver = map(self._hosts.index_of, ends)
+        transfer.work = self._cores.start(times_us[0], done, self._factor(transfer), roams=True, host=receiver)
+        self._cores.start(times_us[1], done, roams=True, host=sender)
+        if transfer.num_working == 3:
+            self._connections.send(transfer.channel, transfer.reader, size_bytes, self._now_us, lambda _: done())
         for process in self._ends(transfer):
             process.transfers.append(transfer)
             self._update_compute(process)
 
     def _side_done(self, inbox: Inbox, transfer: Transfer) -> None:
-        """The receiver's or the sender's core is done with it; the value is there when both are."""
+        """The receiver's or the sender's core, or the network, is done with it; the value is there when all are."""
         transfer.num_working -= 1
         if transfer.num_working == 0:
             self._arrived(inbox, transfer)
@@ -287,11 +356,15 @@ class Simulation:
     def _arrived(self, inbox: Inbox, transfer: Transfer) -> None:
         channel, execution, start_us = transfer.channel, transfer.execution, transfer.start_us
         what = f"{channel.writer} -> {transfer.reader}"
-        for actor, stream, verb in transfer.shown_at(is_on_gpus=is_pushed(self._plan, channel)):
+        is_push = is_pushed(self._plan, channel)
+        for actor, stream, verb in transfer.shown_at(is_on_gpus=is_push):
             self._show(actor, stream, f"{verb} {channel.id}", what, "communicate", execution, start_us)
         for process in self._ends(transfer) if transfer.work is not None else ():
             process.transfers.remove(transfer)
             self._update_compute(process)
+        push = push_of(self._plan, self._workload, channel, transfer.reader) if is_push else None
+        link = self._gpus.link_of(push) if push else self._hosts.link(channel.writer, transfer.reader)
+        self._over(link, LINK, start_us, transfer.cause)
         self._happened(f"arrived {channel.id} at {transfer.reader}", execution)
         inbox.is_busy = False
         self._start_next(inbox)
@@ -324,24 +397,4 @@ class Simulation:
             step, strand = cursor.step, cursor.strand
             self._show(
                 strand.actor, strand.stream, step.label, cursor.waits_for, "wait", cursor.execution, cursor.since_us
-            )
-
-    def _check_that_all_is_done(self) -> None:
-        stuck = [
-            f"  {cursor.strand.actor} at {cursor.step.label!r} of execution {cursor.execution}: waits for"
-            f" {cursor.waits_for!r} of execution {cursor.execution + cursor.needs[cursor.need].offset}"
-            for cursor in self._cursors
-            if cursor.round < self._num_executions
-        ]
-        for (reader, _), inbox in self._inboxes.items():
-            for channel, execution, sender in inbox.lost()[:1] if not stuck else ():
-                raise PlanError(
-                    f"PL-1: {channel!r} of execution {execution} has only one end between {sender} and {reader}",
-                    hint="each send needs its recv; crossfade.plan.validate.validate(plan) shows the step",
-                )
-        if stuck:
-            more = [f"  and {len(stuck) - SHOWN_STUCK} more"] if len(stuck) > SHOWN_STUCK else []
-            raise PlanError(
-                "PL-2: the plan stops for ever:\n" + "\n".join(stuck[:SHOWN_STUCK] + more),
-                hint="crossfade.plan.validate.validate(plan) names a step of the cycle",
             )

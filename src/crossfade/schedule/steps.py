@@ -2,8 +2,9 @@
 
 Each party becomes one or two *strands*: lists of steps that are gone through in order, once per round. A step waits for
 its needs, works, brings about a fact, and may wait again (a send or receive on ``main``, for its transfer). A *fact* is
-something that becomes true once per execution: ``written n0``, ``freed n0 by A``, ``arrived n0 at A``, ``over c0``. With a
-collective between GPUs a host continues as soon as all have started it (``started c0 by A``), and only streams wait for its end.
+something that becomes true once per execution: ``written n0``, ``freed n0 by A``, ``arrived n0 at A``, ``over c0``; what goes to
+another host is there when it has ``reached node1 as n0``. With a
+collective between GPUs a host continues as soon as all have started it (``started c0``), and only streams wait for its end.
 
 An actor with GPUs has a strand more for each stream of theirs that the plan uses (`schedule.device_steps`); its host only enqueues.
 
@@ -21,7 +22,7 @@ from crossfade.plan.actions import MAIN, Action, Verb
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.plan.turns import predecessors
 from crossfade.schedule.collective_costs import is_on_gpus
-from crossfade.schedule.cost import CostModel, Workload
+from crossfade.schedule.cost import CostModel
 from crossfade.schedule.device_steps import (
     Before,
     all_started,
@@ -32,21 +33,30 @@ from crossfade.schedule.device_steps import (
     host_enqueued,
     is_pushed,
 )
+from crossfade.schedule.network import Hosts
 from crossfade.schedule.strands import Need, Step, Strand
-from crossfade.types import DRIVER
+from crossfade.schedule.workload import Workload
+from crossfade.types import DRIVER, Transport
 
-__all__ = ["GET_STREAM", "strands_of"]
+__all__ = ["GET_STREAM", "NETWORK_STREAM", "reached", "strands_of"]
 
 GET_STREAM = "get"
 """The stream on which a predicted timeline shows the driver getting outputs."""
+NETWORK_STREAM = "network"
+"""The stream on which it shows what a party has on its way to other hosts."""
 
 
-def strands_of(plan: Plan, workload: Workload, costs: CostModel, inflight: int) -> list[Strand]:
+def reached(channel: ChannelSpec, host: str) -> str:
+    """The fact that a value has come to another host."""
+    return f"reached {host} as {channel.id}"
+
+
+def strands_of(plan: Plan, workload: Workload, costs: CostModel, inflight: int, hosts: Hosts) -> list[Strand]:
     """The strands of every party, in the order of ``plan.programs``."""
     strands = []
     before = predecessors(plan)
     for actor, actions in plan.programs.items():
-        maker = _StepMaker(plan, workload, costs, actor, before)
+        maker = _StepMaker(plan, workload, costs, actor, before, hosts)
         if actor == DRIVER:
             strands += _driver_strands(maker, actions, inflight)
         else:
@@ -83,8 +93,10 @@ def _driver_strands(maker: _StepMaker, actions: tuple[Action, ...], inflight: in
 class _StepMaker:
     """Turns the actions of one actor into steps."""
 
-    def __init__(self, plan: Plan, workload: Workload, costs: CostModel, actor: str, before: Before) -> None:
-        self._before = before
+    def __init__(
+        self, plan: Plan, workload: Workload, costs: CostModel, actor: str, before: Before, hosts: Hosts
+    ) -> None:
+        self._before, self._hosts = before, hosts
         self._plan, self._workload, self._costs, self._actor = plan, workload, costs, actor
         mine = [action for action in plan.programs[actor] if action.verb in (Verb.READ, Verb.RECV)]
         self._received = {self._channel(action).value: self._channel(action) for action in mine}
@@ -137,11 +149,12 @@ class _StepMaker:
     def _met(self, collective: CollectiveSpec) -> tuple[Need, ...]:
         """When this host may use the outputs."""
         if is_on_gpus(self._plan, collective):
-            return all_started(collective, self._actor)
+            return all_started(collective)
         return (Need(f"over {collective.id}"),)
 
     def _is_free(self, channel: ChannelSpec, reader: str) -> Need:
-        return Need(f"freed {channel.value} by {reader}", -channel.credit, is_hop=reader != self._actor)
+        is_hop, latency_us = reader != self._actor, self._hosts.latency_us(self._actor, reader)
+        return Need(f"freed {channel.value} by {reader}", -channel.credit, is_hop=is_hop, latency_us=latency_us)
 
     def _size_bytes(self, channel: ChannelSpec) -> int:
         return self._workload.size_bytes(channel.value)
@@ -173,18 +186,25 @@ class _StepMaker:
             work_us = self._costs.write_us + self._costs.push_host_us
             return self._move(action, needs, work_us, fact=host_enqueued(action, self._actor))
         else:
-            work_us = self._costs.write_time_us(self._size_bytes(channel))
+            size_bytes = self._size_bytes(channel)
+            work_us = self._costs.write_time_us(size_bytes)
+            if channel.transport is Transport.TCP:
+                return self._move(action, needs, work_us + self._costs.tcp_time_us(size_bytes))
         return self._move(action, needs, work_us, fact=f"written {channel.id}")
 
     def _read(self, action: Action) -> Step:
         channel = self._channel(action)
-        needs = (Need(f"written {channel.id}", is_hop=True),)
+        is_far = channel.transport is Transport.TCP
+        fact = reached(channel, self._hosts.of.get(self._actor, "")) if is_far else f"written {channel.id}"
+        needs = (Need(fact, is_hop=True),)
         if is_pushed(self._plan, channel):
             return self._move(action, needs, self._costs.read_us + self._costs.accept_host_us)
         if comes_down(self._plan, self._workload, channel, self._actor):
             work_us = self._costs.read_us + self._costs.accept_host_us
             return self._move(action, needs, work_us, fact=host_enqueued(action, self._actor))
-        return self._move(action, needs, self._costs.read_time_us(self._size_bytes(channel)))
+        size_bytes = self._size_bytes(channel)
+        far_us = self._costs.tcp_time_us(size_bytes) if is_far else 0.0
+        return self._move(action, needs, self._costs.read_time_us(size_bytes) + far_us)
 
     def _send(self, action: Action) -> Step:
         channel = self._channel(action)
@@ -210,8 +230,8 @@ class _StepMaker:
             kind="communicate",
             needs=self._arrived(*collective.inputs_of(self._actor)),
             work_us=self._costs.step_us + (self._costs.collective_host_us if is_enqueued else 0.0),
-            fact=f"started {collective.id} by {self._actor}" if is_enqueued else "",
-            collective=None if is_enqueued else collective,
+            collective=collective,
+            is_only_started=is_enqueued,
             then=self._met(collective) if action.stream == MAIN else (),
         )
 
@@ -238,4 +258,6 @@ class _StepMaker:
         )
 
     def _starts_transfer(self, action: Action, channel: ChannelSpec) -> bool:
+        if channel.transport is Transport.TCP:  # what a GPU makes leaves when it has come up
+            return action.verb is Verb.WRITE and not goes_up(self._plan, self._workload, channel)
         return action.verb is Verb.RECV or (action.verb is Verb.SEND and not is_pushed(self._plan, channel))

@@ -19,7 +19,8 @@ class Need:
     # of which execution, relative to the step's own: 0 or, for a slot, minus the ring's depth. Before execution 0 there is nothing
     # to wait for.
     offset: int = 0
-    is_hop: bool = False  # whether it is seen in shared memory, ``hop_us`` after it became true
+    is_hop: bool = False  # whether it is seen in shared memory, ``hop_us`` after another actor made it true
+    latency_us: float = 0.0  # how much later it is seen on another host
     # how long it is waited for; after that the step continues without it. All such needs of a step share one time.
     patience_us: float = math.inf
     # a need counts only if the first of these facts became true before the second, which is known by then; empty for one that
@@ -40,6 +41,7 @@ class Step:
     fact: str = ""  # what is true after that, or empty
     transfer: ChannelSpec | None = None  # the channel of which it starts one end of a transfer, or None
     collective: CollectiveSpec | None = None  # the collective in which it takes part, or None
+    is_only_started: bool = False  # whether the collective is one that the host starts, and a stream takes part in
     device: Kernels | Push | None = None  # what it does on a GPU instead of a core, or None
     then: tuple[Need, ...] = ()  # what it waits for after that
 

@@ -3,21 +3,23 @@
 ==================================================  ========================================================================
 parties                                             ``auto``
 ==================================================  ========================================================================
-one has no GPU, or is the driver                    ``shm``
-both have one, and the readers want CPU tensors     ``shm``
+one has no GPU, or is the driver                    ``shm``, between hosts ``tcp``
+both have one, and the readers want CPU tensors     ``shm``, between hosts ``tcp``
+both have one, in different hosts                   ``nccl``
 both have one, and copies reach from one to the     ``copy``, or ``staged`` where that was measured to be faster
 other
 both have one, and copies do not                    ``staged``
 they are on different hosts                         ``tcp``
 ==================================================  ========================================================================
 
-Values from and to the driver go by ``shm`` whichever transport was asked for: that wish is about edges between actors. Where the
-readers want the tensors is heard there too.
+Values from and to the driver go by ``shm`` or ``tcp`` whichever transport was asked for: that wish is about edges between actors.
+Where the readers want the tensors is heard there too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from crossfade.errors import GraphError
@@ -67,6 +69,8 @@ class Gpus:
     topology: Topology | None = None
     uuids: Mapping[int, str] = field(default_factory=dict)  # of the GPUs by index, as far as they are known
     hosts: Mapping[str, str] = field(default_factory=dict)  # where each party is; none where that is the same for all
+    # The cluster is a description: what no engine carries between hosts yet, NCCL and collectives, is planned all the same.
+    is_described: bool = False
 
     def are_apart(self, parties: Iterable[str]) -> bool:
         """Whether these parties are on several hosts."""
@@ -76,9 +80,9 @@ class Gpus:
         """What is known of the ways that tensors take between two actors; a way within one GPU is none."""
         for source, target in gpu_pairs(self.of.get(writer, ()), self.of.get(reader, ())):
             ends = self.uuids.get(source, ""), self.uuids.get(target, "")
-            for link in self.topology.links if self.topology is not None else ():
-                if (link.source, link.target) == ends and source != target:
-                    yield link
+            if self.topology is not None and source != target:
+                with suppress(KeyError):  # not known
+                    yield self.topology.link(*ends)
 
     def firsts(self, parties: Iterable[str]) -> Gpus:
         """The same for these parties, each with its first GPU alone, on which it does collectives."""
@@ -96,14 +100,16 @@ def gpu_pairs(sources: tuple[int, ...], targets: tuple[int, ...]) -> list[tuple[
 def choose(wish: Wish, writer: str, reader: str, gpus: Gpus, *, size_bytes: int = 0) -> Way:
     """How a value of the declared size (or 0) goes from one party to another. Raises a `GraphError` if the wish cannot be met."""
     has_gpu = bool(gpus.of.get(writer)), bool(gpus.of.get(reader))
-    if gpus.are_apart((writer, reader)):
+    are_apart = gpus.are_apart((writer, reader))
+    if are_apart and not gpus.is_described:
         return _between_hosts(wish, writer, reader, gpus)
-    if wish.transport == Transport.TCP and DRIVER not in (writer, reader):
+    if wish.transport == Transport.TCP and not are_apart and DRIVER not in (writer, reader):
         raise GraphError(
             f"{_asks(wish, writer, reader)}, which are on one host", hint="'auto' takes 'tcp' where it is needed"
         )
+    by_hosts, host = (Transport.TCP, gpus.hosts[reader]) if are_apart else (Transport.SHM, "")
     if DRIVER in (writer, reader):
-        return Way(Transport.SHM, _device(wish, Transport.SHM, writer, reader, has_gpu[1]))
+        return Way(by_hosts, _device(wish, by_hosts, writer, reader, has_gpu[1]), host=host)
     if wish.communicator is not None:
         return _by_communicator(wish, wish.communicator, writer, reader, has_gpu[1])
     transport = Transport(wish.transport)
@@ -111,14 +117,22 @@ def choose(wish: Wish, writer: str, reader: str, gpus: Gpus, *, size_bytes: int 
         _check_ends(wish, writer, reader, has_gpu)
         if transport is Transport.ACCELERATOR:
             transport = _between(writer, reader, gpus, size_bytes)
+        elif transport is Transport.STAGED and by_hosts is Transport.TCP:
+            raise GraphError(
+                f"{_asks(wish, writer, reader)}, which are on different hosts",
+                hint="'auto' takes 'nccl' there; 'staged' goes through the memory of one host",
+            )
         elif transport is Transport.COPY:
             _check_reach(wish, writer, reader, gpus)
         elif transport is Transport.NCCL:
             _check_apart(wish, writer, reader, gpus)
     elif transport is Transport.AUTO:
         is_direct = all(has_gpu) and wish.device is not TargetDevice.CPU
-        transport = _between(writer, reader, gpus, size_bytes) if is_direct else Transport.SHM
-    return Way(transport, _device(wish, transport, writer, reader, has_gpu[1]))
+        transport = _between(writer, reader, gpus, size_bytes) if is_direct else by_hosts
+    elif transport is Transport.SHM:
+        transport = by_hosts
+    is_by_hosts = transport is Transport.TCP
+    return Way(transport, _device(wish, transport, writer, reader, has_gpu[1]), host=host if is_by_hosts else "")
 
 
 def _between_hosts(wish: Wish, writer: str, reader: str, gpus: Gpus) -> Way:
@@ -159,6 +173,8 @@ def _by_communicator(wish: Wish, communicator: CommunicatorSpec, writer: str, re
 
 def _between(writer: str, reader: str, gpus: Gpus, size_bytes: int) -> Transport:
     """The quickest transport between two actors that have GPUs."""
+    if gpus.are_apart((writer, reader)):
+        return Transport.NCCL
     known = list(gpus.links(writer, reader))
     if not all(map(is_reached_by_copies, known)):
         return Transport.STAGED

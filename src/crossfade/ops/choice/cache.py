@@ -24,10 +24,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from crossfade.files import cache_folder
 from crossfade.ops.calls.shape import Shape
 from crossfade.ops.choice.candidate import Candidate
 from crossfade.ops.choice.figures import Figures
-from crossfade.topology import cache_folder
 
 __all__ = ["Cache", "Decision", "Source", "versions"]
 
