@@ -72,7 +72,9 @@ def costs_of(topology: Topology) -> CostModel:
 
 def on_hosts(output: Any, hosts: Mapping[str, str], topology: Topology, **options: Any) -> Plan:
     uuids = dict(enumerate(topology.cluster.gpu_names))
-    return compiled(output, hosts={DRIVER: "host0", **hosts}, topology=topology, uuids=uuids, **options)
+    return compiled(
+        output, hosts={DRIVER: "host0", **hosts}, topology=topology, uuids=uuids, is_described=True, **options
+    )
 
 
 def ends_us(plan: Plan, topology: Topology, workload: Workload) -> dict[str, float]:
@@ -123,7 +125,8 @@ def test_with_a_nic_for_each_they_do_not() -> None:
 def test_a_value_for_several_readers_of_a_host_crosses_once() -> None:
     plan = on_hosts(sent(("A", "C"), ("A", "E"), ("A", "D"), ("A", "B")), ON, cluster())
     assert [(each.id, each.transport, each.readers) for each in plan.channels if each.value == "n0"] == [
-        ("n0", "tcp", ("C", "E", "D")),
+        ("n0", "tcp", ("C", "E")),
+        ("n0~tcp-host2", "tcp", ("D",)),
         ("n0~shm", "shm", ("B",)),
     ]
     simulation = Simulation(plan, BIG, costs_of(cluster()))
@@ -208,7 +211,8 @@ def test_the_slowest_actor_and_the_slowest_link_bound_a_pipeline() -> None:
 @given(gpu_graphs(), st.lists(st.sampled_from(["host0", "host1", "host2"]), min_size=3, max_size=3), st.integers(1, 3))
 def test_the_critical_path_fills_the_predicted_time_without_a_gap(graph: Any, names: list[str], num: int) -> None:
     for topology, hosts in ((Topology(), None), (cluster(num_gpus=3), {f"A{i}": names[0] for i in range(3)})):
-        options: dict[str, Any] = {} if hosts is None else {"hosts": {DRIVER: names[1], **hosts}, "topology": topology}
+        apart = {"hosts": {DRIVER: names[1], **(hosts or {})}, "topology": topology, "is_described": True}
+        options: dict[str, Any] = {} if hosts is None else apart
         plan = compiled(graph, **options)
         workload = Workload(default_compute_us=5.0, default_value_bytes=200_000, device_us={"make": 30.0})
         simulation = Simulation(plan, workload, CostModel(topology=topology), num)

@@ -45,6 +45,7 @@ _ACTION = re.compile(rf"({'|'.join(Verb)})\s+({_ID})(?:\s+@({_NAME}))?(?:\s+\+({
 _FORMS = {
     "plan": "plan max_inflight=10 returns=value",
     "device": "device Actor = 0, 1",
+    "host": "host node0 = driver, Actor",
     "input": 'input i0 = KEY, where KEY is *, go, [0], ["text"] or .name',
     "node": "node n0 = Actor.method(i0) -> n0",
     "collective": "collective c0 = allreduce(sum) over gloo: A(n0) -> c0.0; B(n1) -> c0.1",
@@ -52,7 +53,6 @@ _FORMS = {
     "output": "output n0",
     "static": "static n0, i0",
     "communicator": "communicator m0 = A, B",
-    "host": "host node0 = driver, Actor",
 }
 _ROW_FORM = "a party's row, such as: Actor | read i0 | run n0"
 
