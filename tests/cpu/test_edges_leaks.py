@@ -53,7 +53,7 @@ class Worker:
     def collect(self) -> dict[str, int]:
         """Collects garbage, and says how much the actor's own books hold."""
         gc.collect()
-        (server,) = (each for each in gc.get_objects() if type(each).__qualname__ == "_Actor")
+        (server,) = (each for each in gc.get_objects() if type(each).__qualname__ == "Actor")
         names = ("_parts", "_running", "_bells", "_pidfds")
         return {name: len(getattr(server, name)) for name in names} | {"handlers": len(server._doorbell._handlers)}
 

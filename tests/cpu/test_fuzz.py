@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from crossfade.errors import PlanError, PlanSyntaxError
 from crossfade.plan.parse import parse_plan
 from crossfade.plan.validate import validate
+from tests.helpers.builds import interpreted_only
 from tests.helpers.edited_plans import CHAIN, edited
 from tests.helpers.fuzzing import check_frames, check_plan, check_ring, check_socket, damages, plan_texts, streams
 
@@ -36,6 +37,7 @@ def test_fuzz_the_plan_parser(text: str) -> None:
     check_plan(text)
 
 
+@interpreted_only("what it loads pickles with is replaced")
 @given(damage=damages())
 @example(damage=(5, [(2, 1 << 60)], b"", UNREADABLE))  # an offset behind the heap
 @example(damage=(5, [(3, 1 << 40)], b"", UNREADABLE))  # a capacity that would be a fault to touch
