@@ -34,13 +34,14 @@ test: export PYTHONDONTWRITEBYTECODE :=
 test: check  ## checks, then unit tests and tests with processes
 	@$(BIN)/python -m pytest $(TWO_AT_A_TIME) tests/unit tests/cpu $(PYTEST_ARGS)
 
-# The same tests, over the modules that setup.py names as C extensions; only those that values pass.
-OF_OTHER_ROOMS := doctor docs examples ops peers pipelines p2p profile tile cli_bench cli_topology cli_tune calibrate ray_surface
+# The tests of what values pass, over the modules that setup.py names as C extensions.
+HOT_TESTS := $(foreach name,asyncio at_once calls channels codec copy_ahead copy_engine copy_graphs debug default dump edges_compiles \
+  edges_kept edges_leaks edges_values faults fuzz handler host_copies interrupts kills local_engine random session_ends \
+  several static teardown turns_graphs value_cases what_stays,$(wildcard tests/cpu/test_$(name)*.py))
 test-compiled: export PYTHONDONTWRITEBYTECODE :=
 test-compiled: export PYTHONPATH := $(COMPILED)
-test-compiled: $(COMPILED)/.stamp  ## unit tests and tests with processes over the compiled build (needs a C compiler)
-	@$(BIN)/python -m pytest $(TWO_AT_A_TIME) --override-ini pythonpath=. tests/unit tests/cpu \
-	  $(foreach room,$(OF_OTHER_ROOMS),--ignore-glob='*/test_$(room)*') $(PYTEST_ARGS)
+test-compiled: $(COMPILED)/.stamp  ## tests of what values pass, over the compiled build (needs a C compiler)
+	@$(BIN)/python -m pytest $(TWO_AT_A_TIME) --override-ini pythonpath=. tests/unit $(sort $(HOT_TESTS)) $(PYTEST_ARGS)
 
 check: $(DEV)  ## format, lint, types
 	@$(BIN)/ruff format --quiet --check --diff .

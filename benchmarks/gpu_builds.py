@@ -26,14 +26,15 @@ LIMIT_S = 90.0
 
 def measure(book: Book, options: argparse.Namespace, sides: Sequence[Side]) -> None:
     """Blocks of both sides, each with actors of its own; which side begins changes from round to round."""
-    for number in range(options.rounds):
-        for side in sides if number % 2 == 0 else sides[::-1]:
-            try:
+    try:
+        for number in range(options.rounds):
+            for side in sides if number % 2 == 0 else sides[::-1]:
                 for what in WHATS:
                     request = {"measure": "hops", "what": what, "size_bytes": 2 * KB, "num": options.num}
                     side.ask(book, what, request, limit_s=LIMIT_S)
-            finally:
-                side.close()
+    finally:
+        for side in sides:
+            side.close()
 
 
 def table_of(book: Book) -> tuple[Table, bool]:

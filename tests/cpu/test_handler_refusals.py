@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import crossfade
+from tests.helpers.builds import interpreted_only
 from tests.helpers.handlers import handler_once, pairs, sleeps, slow_graph, with_a_handler
 
 pytestmark = pytest.mark.timeout(60)
@@ -70,6 +71,7 @@ def test_a_handler_that_uses_the_graph_in_the_middle_of_a_get_is_refused_and_swa
     graph.teardown()
 
 
+@interpreted_only("it replaces a method of a compiled class")
 @pytest.mark.parametrize("use", USES)
 def test_a_handler_that_uses_the_graph_in_the_middle_of_its_teardown_is_refused(engine: str, use: str) -> None:
     graph, refused = pairs(), list[object]()

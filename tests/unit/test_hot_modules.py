@@ -73,6 +73,18 @@ def test_no_class_calls_a_method_by_another_name(tree: ast.Module) -> None:
         assert not methods & set(named), owner.name
 
 
+def test_no_kind_of_exception_is_made(tree: ast.Module) -> None:
+    """It would be a native class: ``except`` of it and of another one under one name takes both for it."""
+    bases = [
+        base.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for base in node.bases
+        if isinstance(base, ast.Name)
+    ]
+    assert not [base for base in bases if base.endswith(("Exception", "Error", "Broken", "Closed"))]
+
+
 def test_nothing_is_deleted_from_an_object(tree: ast.Module) -> None:
     deleted = [target for node in ast.walk(tree) if isinstance(node, ast.Delete) for target in node.targets]
     assert not [target.lineno for target in deleted if isinstance(target, ast.Attribute)]

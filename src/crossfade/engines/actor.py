@@ -14,7 +14,7 @@ from crossfade.channels.values.codec import dump_in_band
 from crossfade.channels.wires import Wires
 from crossfade.edges.life import Event
 from crossfade.engines import control
-from crossfade.engines.actor_part import NotUnpickled, Part, PartOpener
+from crossfade.engines.actor_part import Part, PartOpener
 from crossfade.engines.control import send
 from crossfade.engines.driver import channel_statistics
 from crossfade.engines.exchanges import Exchanges
@@ -23,6 +23,7 @@ from crossfade.engines.protocol import ActorStatistics, method_of
 from crossfade.engines.rendezvous import Rendezvous
 from crossfade.engines.sentinel import all_stacks
 from crossfade.engines.state import ActorState, PartState
+from crossfade.engines.unpicklable import NotUnpickled
 from crossfade.errors import ChannelError, DeviceError, Failure
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.limits import with_reserve

@@ -15,6 +15,7 @@ from crossfade.engines.communicators import Communicators
 from crossfade.engines.exchanges import Exchanges
 from crossfade.engines.machine import spin_us_for
 from crossfade.engines.rendezvous import Rendezvous, open_wires
+from crossfade.engines.unpicklable import NotUnpickled
 from crossfade.engines.wiring import Wiring
 from crossfade.errors import ChannelBroken
 from crossfade.host.doorbell import Bell, Doorbell
@@ -29,11 +30,7 @@ from crossfade.runtime.record import Recorder
 if TYPE_CHECKING:
     from crossfade.engines.actor_devices import ActorDevices
 
-__all__ = ["NotUnpickled", "Part", "PartOpener"]
-
-
-class NotUnpickled(Exception):
-    """What was bound to an actor's methods cannot be made there. The cause says why."""
+__all__ = ["Part", "PartOpener"]
 
 
 @dataclass(slots=True)

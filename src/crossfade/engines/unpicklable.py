@@ -10,7 +10,7 @@ from crossfade.hints import add_note
 from crossfade.plan.call import Call
 from crossfade.plan.plan import NodeSpec
 
-__all__ = ["CulpritNamed", "Named", "arguments", "constants", "hint_for", "name_culprit"]
+__all__ = ["CulpritNamed", "Named", "NotUnpickled", "arguments", "constants", "hint_for", "name_culprit"]
 
 Named: TypeAlias = Iterable[tuple[str, Any]]  # things, each behind what an error calls it
 
@@ -31,6 +31,10 @@ def constants(nodes: Iterable[NodeSpec], calls: Mapping[str, Call]) -> Iterator[
     for node in nodes:
         call = calls[node.id]
         yield from arguments(f"{node.actor}.{node.method} (node {node.id})", call.args, call.kwargs)
+
+
+class NotUnpickled(Exception):
+    """What was bound to an actor's methods cannot be made there. The cause says why."""
 
 
 class CulpritNamed:
