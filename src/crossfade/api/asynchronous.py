@@ -70,20 +70,21 @@ def arrival(ref: Awaited) -> Generator[Any, Any, None]:
         yield from watch.next_look(ref)
 
 
-async def submit(executions: Executions, values: Sequence[Any]) -> Execution:
+async def submit(executions: Executions, execution: Execution, values: Sequence[Any]) -> None:
     """Starts an execution, after those that wait for room in this loop already."""
     watch = _watch(executions.session)
     if watch is None:
-        return await _submit_here(executions, values)
+        await _submit_here(executions, execution, values)
+        return
     if watch.is_late():
         await asyncio.sleep(0)
-    execution = None if watch.has_queue(executions) else executions.try_submit(values)
-    return execution if execution is not None else await watch.queue(executions, values)
+    if watch.has_queue(executions) or not executions.try_submit(execution, values):
+        await watch.queue(executions, execution, values)
 
 
-async def _submit_here(executions: Executions, values: Sequence[Any]) -> Execution:
+async def _submit_here(executions: Executions, execution: Execution, values: Sequence[Any]) -> None:
     """On an engine that does nothing by itself: the oldest results are worked out to make room."""
-    while (execution := executions.try_submit(values)) is None:
+    while not executions.try_submit(execution, values):
         try:
             oldest = executions.inflight[0]
         except IndexError:  # another thread is at work, and has taken them all
@@ -92,7 +93,6 @@ async def _submit_here(executions: Executions, values: Sequence[Any]) -> Executi
             for place, value in enumerate(oldest.values):
                 if value is EMPTY:
                     executions.collect(oldest, place, None)
-    return execution
 
 
 _local = threading.local()  # a cache: the watch that this thread used last
@@ -127,7 +127,7 @@ class LoopWatch:
         self._bell = bell
         self._awaited: dict[Executions, dict[int, _Outputs]] = {}  # by the number of the execution
         self._calls: dict[Awaited, list[asyncio.Future[None]]] = {}
-        self._queues: dict[Executions, deque[tuple[asyncio.Future[Execution], Sequence[Any]]]] = {}
+        self._queues: dict[Executions, deque[tuple[asyncio.Future[None], Execution, Sequence[Any]]]] = {}
         self._watched: dict[Executions, AbstractContextManager[None]] = {}
         self._told: dict[Executions, int] = {}  # the first number of which nobody was told
         self._runner: asyncio.Task[Any] | None = None  # the task that has asked last since the loop had its turn
@@ -204,19 +204,14 @@ class LoopWatch:
         """Whether a task waits for room."""
         return executions in self._queues
 
-    async def queue(self, executions: Executions, values: Sequence[Any]) -> Execution:
-        """Waits for room, in order."""
-        future: asyncio.Future[Execution] = asyncio.get_running_loop().create_future()
-        self._queues.setdefault(executions, deque()).append((future, values))
+    async def queue(self, executions: Executions, execution: Execution, values: Sequence[Any]) -> None:
+        """Waits for room, in order, and starts the execution. A task that is cancelled drops it."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queues.setdefault(executions, deque()).append((future, execution, values))
         self._begin(executions)
         self._bell.arm()
         self._look()
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and future.exception() is None:
-                future.result().drop()  # the task that wanted it was cancelled
-            raise
+        await future
 
     def _begin(self, executions: Executions) -> None:
         """Other threads that take results of these in notify this loop from now on."""
@@ -264,16 +259,14 @@ class LoopWatch:
         """Starts executions for those who wait for room, as long as there is some."""
         queue = self._queues.get(executions)
         while queue:
-            future, values = queue[0]
+            future, execution, values = queue[0]
             if not future.done():
                 try:
-                    execution = executions.try_submit(values, 1)
+                    if not executions.try_submit(execution, values, 1):
+                        return
+                    future.set_result(None)
                 except Exception as error:
                     future.set_exception(error)
-                else:
-                    if execution is None:
-                        return
-                    future.set_result(execution)
             queue.popleft()
         self._queues.pop(executions, None)
 

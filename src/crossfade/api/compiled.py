@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from crossfade.api.accepted import check_names, seconds_of
 from crossfade.api.arguments import Splitter
+from crossfade.api.execution import Execution
 from crossfade.api.executions import Executions
 from crossfade.api.links import known_links
 from crossfade.api.options import CompileOptions
@@ -94,14 +95,17 @@ class CompiledGraph:
             StaticShapeError: nor do the shapes of their tensors fit what was promised of the input; the execution did not start.
             ChannelTimeout: ``submit_timeout`` passed before there was room.
         """
+        execution = Execution(self._num_outputs)
         try:
             is_plain = self._takes_whole and len(args) == 1 and not kwargs and not isinstance(args[0], Ref)
-            values = args if is_plain else self._splitter.split(args, kwargs)
-            execution = self._submit(values)
+            self._submit(execution, args if is_plain else self._splitter.split(args, kwargs))
             if self._returns_list:
                 num = self._num_outputs
                 return [CompiledRef(self._executions, execution, index, self._keeper) for index in range(num)]
             return CompiledRef(self._executions, execution, 0, self._keeper)
+        except BaseException:
+            execution.drop()  # it may be under way: a handler can raise once it is
+            raise
         finally:
             if Held.is_pending:
                 raise_held()
@@ -126,10 +130,16 @@ class CompiledGraph:
         kwargs = {key: await arg if isinstance(arg, Ref) else arg for key, arg in kwargs.items()}
         values = self._splitter.split(args, kwargs)
 
-        execution = await submit(self._executions, values)
-        if self._returns_list:
-            return [CompiledRef(self._executions, execution, index, self._keeper) for index in range(self._num_outputs)]
-        return CompiledRef(self._executions, execution, 0, self._keeper)
+        execution = Execution(self._num_outputs)
+        try:
+            await submit(self._executions, execution, values)
+            if self._returns_list:
+                num = self._num_outputs
+                return [CompiledRef(self._executions, execution, index, self._keeper) for index in range(num)]
+            return CompiledRef(self._executions, execution, 0, self._keeper)
+        except BaseException:
+            execution.drop()  # as in `execute`; or the task was cancelled
+            raise
 
     # Seeing
 

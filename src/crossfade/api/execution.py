@@ -15,8 +15,8 @@ class Execution:
 
     __slots__ = ("num_values", "number", "owners", "values")
 
-    def __init__(self, number: int, num_outputs: int) -> None:
-        self.number = number  # the position among the executions of the graph, counted from 0
+    def __init__(self, num_outputs: int) -> None:
+        self.number = -1  # once it has been submitted: the position among the executions of the graph, counted from 0
         # one entry for each output, `EMPTY` until the output is taken in.
         self.values: list[Any] = [EMPTY] * num_outputs
         self.num_values = 0  # if the graph has several outputs: how many distinct values have been taken in

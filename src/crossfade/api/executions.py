@@ -55,7 +55,6 @@ class Executions:
         self.num_collected = 0
         self.num_failures = 0
         self.ended = ""
-        self._num_outputs = len(plan.outputs)
         self._has_one_output = len(plan.outputs) == 1
         self._num_values = len(set(plan.outputs))
         self._max_inflight = plan.max_inflight
@@ -74,8 +73,8 @@ class Executions:
 
     # Submitting
 
-    def submit(self, values: Sequence[Any]) -> Execution:
-        """Starts an execution; waits for room. Raises what `CompiledGraph.execute` does."""
+    def submit(self, execution: Execution, values: Sequence[Any]) -> None:
+        """Starts an execution; waits for room. Raises what `CompiledGraph.execute` does; the caller then drops the execution."""
         me = get_ident()
         if me == self._submitter or me == self._collector or me in self._idle:
             self._refuse_reentry()
@@ -83,10 +82,8 @@ class Executions:
             with self._submitting:
                 try:
                     self._submitter = me
-                    execution = Execution(self.num_submitted, self._num_outputs)
                     if len(self.inflight) >= self._max_inflight or not self._start(execution, values):
                         self._submit_slowly(execution, values)
-                    return execution
                 finally:
                     self._submitter = 0
         finally:
@@ -94,17 +91,16 @@ class Executions:
                 self.watchers.notify_missed()
 
     @uninterrupted
-    def try_submit(self, values: Sequence[Any], num_own: int = 0) -> Execution | None:
+    def try_submit(self, execution: Execution, values: Sequence[Any], num_own: int = 0) -> bool:
         """Starts an execution if that needs no waiting. ``num_own``: see `take_in`."""
         self._refuse_reentry()
         if not self.watchers.try_lock(self._submitting):
-            return None
+            return False
         try:
             self._submitter = get_ident()
             if not self._has_room():
                 self._take_in(num_own)
-            execution = Execution(self.num_submitted, self._num_outputs)
-            return execution if self._has_room() and self._start(execution, values) else None
+            return self._has_room() and self._start(execution, values)
         finally:
             self._submitter = 0
             self._submitting.release()
@@ -114,6 +110,7 @@ class Executions:
         """Writes the inputs of an execution. False, with nothing written, if a ring has no room."""
         if self.ended or self._is_torn:
             self._refuse("the graph cannot be executed")
+        execution.number = self.num_submitted
         try:
             self.inflight.append(execution)  # before its results can come
             if self._try_submit(values):
@@ -131,7 +128,6 @@ class Executions:
         is_submitted = self.opened.is_submitted(execution.number, error)
         if is_submitted:
             self.num_submitted = execution.number + 1
-            execution.drop()
         elif self.inflight and self.inflight[-1] is execution:
             self.inflight.pop()
         self._is_torn = is_submitted is None

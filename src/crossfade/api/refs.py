@@ -146,8 +146,8 @@ class Keeper:
     @brief
     def __del__(self) -> None:
         # The garbage collector may call this at any point, so it only takes a note.
-        executions = self.executions
-        if not executions.ended:
+        executions = getattr(self, "executions", None)  # a handler may have raised before `__init__` ran
+        if executions is not None and not executions.ended:
             executions.end("the graph was dropped")
             executions.session.orphans.append(executions.opened)
 
