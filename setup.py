@@ -27,6 +27,7 @@ HOT = (
     "channels/shm_reader",
     "channels/shm_ring",
     "channels/slots",
+    "channels/values/arrays",
     "channels/values/codec",
     "channels/values/layout",
     "edges/pinned",

@@ -10,8 +10,8 @@ from crossfade.host.memory import address_of, align
 from crossfade.host.semaphore import SEMAPHORE_BYTES, init_semaphore
 
 __all__ = [
-    "BYTES", "HEAD_BYTES", "INLINE_BYTES", "MESSAGE", "PICKLE", "RECORD_BYTES", "REPLACED", "SIMPLE",
-    "SLOT_BYTES", "SLOT_MESSAGE", "TENSOR", "TENSOR_AHEAD", "RingBlock", "RingLayout", "format_ring",
+    "ARRAY", "BYTES", "DESCRIPTION_AT", "HEAD_BYTES", "INLINE_BYTES", "MESSAGE", "PICKLE", "RECORD_BYTES", "REPLACED", "SIMPLE",
+    "SLOT_ARRAY", "SLOT_BYTES", "SLOT_MESSAGE", "TENSOR", "TENSOR_AHEAD", "RingBlock", "RingLayout", "format_ring",
 ]  # fmt: skip
 
 RECORD_BYTES: Final = 1024
@@ -28,12 +28,18 @@ TENSOR: Final = 6
 TENSOR_AHEAD: Final = 7
 REPLACED: Final = 8
 SIMPLE: Final = 9
+ARRAY: Final = 10
+SLOT_ARRAY: Final = 11
+DESCRIPTION_AT: Final = 40  # in the record of an array, behind five words
 """A record starts with the word (size << 8 | kind).
 
 - ``SLOT_BYTES``, ``SLOT_MESSAGE``: bytes, or a message, in a slot. Three more words are its number, offset in the heap, capacity.
 - ``TENSOR``: a tensor by itself (`crossfade.edges.by_copies`). ``TENSOR_AHEAD``: the same, published before its copies are
   enqueued; a semaphore tells when they are, and the reader then looks at the record once more.
 - ``SIMPLE``: a number, a short text, True, False or None, as `marshal` writes it: in half of pickle's time.
+- ``ARRAY``, ``SLOT_ARRAY``: a numpy array by itself, its ``size`` bytes in the record or at the start of a slot. Three more words
+  name the slot, one more has the length of the array's description (`crossfade.channels.values.arrays`), which comes next; then,
+  for ``ARRAY``, the bytes.
 - ``REPLACED``: an error is being written into a record that readers may have seen. They look again.
 """
 

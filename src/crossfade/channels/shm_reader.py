@@ -5,23 +5,26 @@ from __future__ import annotations
 import marshal
 import pickle
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from crossfade.channels.protocol import EMPTY, ChannelStatistics
 from crossfade.channels.ring_layout import (
+    ARRAY,
     BYTES,
+    DESCRIPTION_AT,
     INLINE_BYTES,
     MESSAGE,
     PICKLE,
     RECORD_BYTES,
     SIMPLE,
+    SLOT_ARRAY,
     SLOT_BYTES,
     SLOT_MESSAGE,
     RingBlock,
 )
 from crossfade.channels.shm_ring import READER_GONE, WANTED, WRITER_GONE, RingEnd
 from crossfade.channels.slots import ReaderSlots
-from crossfade.channels.values.codec import decode, undecodable
+from crossfade.channels.values.codec import array_codec, decode, undecodable
 from crossfade.errors import ChannelError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Memory
@@ -32,6 +35,7 @@ __all__ = ["Decode", "ReadRecord", "ShmReader"]
 
 _loads: Final = pickle.loads
 _simple: Final = marshal.loads
+_SLOT_KINDS: Final = frozenset({SLOT_BYTES, SLOT_MESSAGE, SLOT_ARRAY})
 
 
 class Decode(Protocol):
@@ -104,6 +108,8 @@ class ShmReader(RingEnd):
                 value = self.board[at + 8 : at + 8 + min(size, INLINE_BYTES)]
             elif kind == PICKLE:
                 value = _loads(self.board[at + 8 : at + 8 + min(size, INLINE_BYTES)])
+            elif kind in (ARRAY, SLOT_ARRAY):
+                value = self._read_array(at, kind, size)
             elif kind > SLOT_MESSAGE and self.read_record is not None:
                 value = self.read_record(self, at, kind, size)
             else:
@@ -150,13 +156,7 @@ class ShmReader(RingEnd):
     def _read_message(self, at: int, kind: int, size: int) -> object:
         if kind == MESSAGE:
             return self.decode(self, memoryview(bytearray(self.payload(at, size))), None, True)
-        word = at >> 3
-        slot, offset, capacity = self.words[word + 1 : word + 4]
-        if kind not in (SLOT_BYTES, SLOT_MESSAGE) or slot >= self.layout.num_slots or size > capacity:
-            raise ValueError(
-                f"a record of channel {self.name} is damaged: kind {kind}, slot {slot}, {size} of {capacity} bytes"
-            )
-        self._num_bytes += size
+        slot, offset, capacity = self._slot_of(at, kind, size)
         if kind == SLOT_BYTES:
             return self._slots.copied(bytes, slot, offset, capacity, size)
         if self._slots.num_kept >= self.layout.depth:
@@ -165,6 +165,32 @@ class ShmReader(RingEnd):
                 self, memoryview(self._slots.copied(bytearray, slot, offset, capacity, size)), None, True
             )
         return self.decode(self, self._slots.view(slot, offset, capacity, size), slot, self._is_alone)
+
+    def _read_array(self, at: int, kind: int, size: int) -> object:
+        start = at + DESCRIPTION_AT
+        data_at = start + min(self.words[(at >> 3) + 4], RECORD_BYTES - DESCRIPTION_AT)
+        data: Any
+        if kind == ARRAY:
+            data = self.board[data_at : data_at + min(size, INLINE_BYTES)]
+        else:
+            slot, offset, capacity = self._slot_of(at, kind, size)
+            if self._slots.num_kept >= self.layout.depth:
+                self._num_copied_out += 1
+                data = self._slots.copied(bytes, slot, offset, capacity, size)
+            else:
+                data = self._slots.exported(slot, offset, capacity)
+        return array_codec()[2](self.board[start:data_at], data, size)
+
+    def _slot_of(self, at: int, kind: int, size: int) -> tuple[int, int, int]:
+        """(slot, offset, capacity) that a record names, whose value has ``size`` bytes. Raises a ValueError if that cannot be."""
+        word = at >> 3
+        slot, offset, capacity = self.words[word + 1], self.words[word + 2], self.words[word + 3]
+        if kind not in _SLOT_KINDS or slot >= self.layout.num_slots or size > capacity:
+            raise ValueError(
+                f"a record of channel {self.name} is damaged: kind {kind}, slot {slot}, {size} of {capacity} bytes"
+            )
+        self._num_bytes += size
+        return slot, offset, capacity
 
     def release(self) -> None:
         """Nothing to do: a slot is free when its last view dies."""

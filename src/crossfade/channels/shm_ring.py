@@ -26,12 +26,16 @@ that makes values of messages (``decode``), and one for the records that only th
 from __future__ import annotations
 
 import marshal
+import mmap
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 from crossfade.channels.protocol import ChannelStatistics
 from crossfade.channels.ring_layout import (
+    ARRAY,
     BYTES,
+    DESCRIPTION_AT,
     HEAD_BYTES,
     INLINE_BYTES,
     MESSAGE,
@@ -39,13 +43,14 @@ from crossfade.channels.ring_layout import (
     RECORD_BYTES,
     REPLACED,
     SIMPLE,
+    SLOT_ARRAY,
     SLOT_BYTES,
     SLOT_MESSAGE,
     RingBlock,
 )
 from crossfade.channels.slots import WriterSlots
-from crossfade.channels.values.codec import prepare
-from crossfade.channels.values.layout import Encoded, Pickled, encode
+from crossfade.channels.values.codec import array_codec, prepare
+from crossfade.channels.values.layout import Encoded, Pickled, copy_bytes, encode
 from crossfade.errors import ChannelBroken, ChannelClosed, CrossfadeError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, address_of
@@ -161,6 +166,11 @@ class ShmWriter(RingEnd):
             data, kind = value, BYTES  # type: ignore[assignment]
         elif type_ in _SIMPLE_TYPES and (type_ is not str or len(value) <= INLINE_BYTES):  # type: ignore[arg-type]
             data, kind = _dumps(value, 4), SIMPLE  # type: ignore[arg-type]
+        elif (
+            (numpy := sys.modules.get("numpy")) is not None and type_ is numpy.ndarray and self._try_stage_array(value)
+        ):
+            self.publish()
+            return True
         else:
             data, kind = prepare(value), PICKLE
         if type(data) is bytes and (size := len(data)) <= INLINE_BYTES:
@@ -205,7 +215,7 @@ class ShmWriter(RingEnd):
                 return
             message = encode(Pickled(message, ()))
         if message.size_bytes <= INLINE_BYTES:
-            message.copy_into(memoryview(self.board)[self.at + 8 : self.at + RECORD_BYTES])
+            message.copy_into(self.board, self.at + 8)
             self.words[self.at >> 3] = message.size_bytes << 8 | MESSAGE
         else:
             self.stage_in_slot(message)
@@ -218,18 +228,43 @@ class ShmWriter(RingEnd):
 
     def stage_in_slot(self, message: Encoded, kind: int = SLOT_MESSAGE) -> int:
         """`stage` into a slot, whatever the length; returns the slot."""
+        slot, offset, capacity, memory = self._take_slot(message.size_bytes)
         try:
-            slot, offset, capacity, view = self._slots.take(message.size_bytes)
-        except LookupError:
-            self.raise_if_ended()  # another thread has closed it meanwhile
-            raise
-        try:
-            message.copy_into(view)
+            message.copy_into(memory)
         except BaseException:
             self._slots.put_back(slot)
             raise
         self._name_slot((slot, offset, capacity), message.size_bytes, kind)
         return slot
+
+    def _try_stage_array(self, array: Any) -> bool:
+        """`stage` for a numpy array by itself, without making a message. False for one that pickle has to take care of."""
+        description = array_codec()[0](array)
+        if description is None or len(description) > RECORD_BYTES - DESCRIPTION_AT:
+            return False
+        size, start = array.nbytes, self.at + DESCRIPTION_AT
+        data_at = start + len(description)
+        if data_at + size <= self.at + RECORD_BYTES:
+            self.board[data_at : data_at + size] = array
+            self.words[self.at >> 3] = size << 8 | ARRAY
+        else:
+            slot, offset, capacity, memory = self._take_slot(size)
+            try:
+                copy_bytes(memory, 0, array, size)
+            except BaseException:
+                self._slots.put_back(slot)
+                raise
+            self._name_slot((slot, offset, capacity), size, SLOT_ARRAY)
+        self.words[(self.at >> 3) + 4] = len(description)
+        self.board[start:data_at] = description
+        return True
+
+    def _take_slot(self, size: int) -> tuple[int, int, int, mmap.mmap]:
+        try:
+            return self._slots.take(size)
+        except LookupError:
+            self.raise_if_ended()  # another thread has closed it meanwhile
+            raise
 
     def _name_slot(self, place: tuple[int, int, int], size: int, kind: int) -> None:
         word = self.at >> 3
@@ -239,8 +274,8 @@ class ShmWriter(RingEnd):
 
     def reserve(self, size: int) -> tuple[tuple[int, int, int], memoryview]:
         """A slot, and its memory, for an owner that fills it bit by bit and then calls `stage_reserved`."""
-        slot, offset, capacity, view = self._slots.take(size)
-        return (slot, offset, capacity), view
+        slot, offset, capacity, memory = self._slots.take(size)
+        return (slot, offset, capacity), memoryview(memory)
 
     def stage_reserved(self, place: tuple[int, int, int], size: int, kind: int) -> None:
         """`stage` for what an owner has filled."""

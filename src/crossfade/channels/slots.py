@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pickle import PickleBuffer
 from typing import Any, TypeVar
 
 from crossfade.channels.ring_layout import RingLayout
@@ -34,10 +35,12 @@ class WriterSlots:
         self._heap = heap
         self._base = base
         self._layout = layout
-        self._pieces: list[tuple[int, int, memoryview]] = []  # of each slot: offset, capacity, memory
+        self._pieces: list[tuple[int, int, mmap.mmap]] = []  # of each slot: offset, capacity, memory
         self._freed: list[Any] = []  # of each slot: acquire
-        self._free: deque[int] = deque()
-        self._busy: dict[int, int] = {}  # slot: readers that have not freed it
+        self._free: deque[int] = deque()  # the one that was freed last at the end
+        self._busy: dict[
+            int, int
+        ] = {}  # slot: readers that have not freed it; the one that was taken first at the start
 
     @property
     def num_slots(self) -> int:
@@ -52,11 +55,22 @@ class WriterSlots:
         for _ in range(num_slots):
             self._free.append(self._add(size_bytes))
 
-    def take(self, size_bytes: int) -> tuple[int, int, int, memoryview]:
+    def take(self, size_bytes: int) -> tuple[int, int, int, mmap.mmap]:
         """A free slot with room for ``size_bytes``: (slot, offset, capacity, memory)."""
-        self._collect()
+        while self._busy and self._collect(next(iter(self._busy))):  # the first has been away for longest
+            pass
+        if not self._free:
+            for slot in list(self._busy):
+                self._collect(slot)
         num_wanted = min(self._layout.depth, _ROTATION_BYTES // size_bytes + 1)
-        slot = self._free.popleft() if self._free and len(self._pieces) >= num_wanted else self._add(size_bytes)
+        num_free = len(self._free)
+        if num_free == 0 or len(self._pieces) < num_wanted:
+            slot = self._add(size_bytes)
+        elif num_free <= num_wanted:
+            slot = self._free.popleft()
+        else:  # more of them are free than need to take turns: the others would only take room in caches
+            slot = self._free[-num_wanted]
+            del self._free[-num_wanted]
         try:
             if self._pieces[slot][1] < size_bytes:
                 self._grow(slot, size_bytes)
@@ -75,22 +89,22 @@ class WriterSlots:
         self._pieces, self._busy = [], {}
         self._free.clear()
 
-    def _collect(self) -> None:
-        """Finds out which slots the readers have freed."""
-        for slot, num_left in list(self._busy.items()):
-            acquire = self._freed[slot]
-            while num_left and acquire(False):
-                num_left -= 1
-            if num_left:
-                self._busy[slot] = num_left
-            else:
-                del self._busy[slot]
-                self._free.append(slot)
+    def _collect(self, slot: int) -> bool:
+        """Whether all readers have freed a busy slot, which is free then."""
+        num_left, acquire = self._busy[slot], self._freed[slot]
+        while num_left and acquire(False):
+            num_left -= 1
+        if num_left:
+            self._busy[slot] = num_left
+            return False
+        del self._busy[slot]
+        self._free.append(slot)
+        return True
 
-    def _piece(self, size_bytes: int) -> tuple[int, int, memoryview]:
+    def _piece(self, size_bytes: int) -> tuple[int, int, mmap.mmap]:
         # An eighth more than asked for, so that values which grow a little do not move every time.
         offset, capacity = self._heap.allocate(size_bytes + size_bytes // 8)
-        return offset, capacity, memoryview(self._heap.memory.map(capacity, offset, populate=True))
+        return offset, capacity, self._heap.memory.map(capacity, offset, populate=True)
 
     def _add(self, size_bytes: int) -> int:
         slot = len(self._pieces)
@@ -113,6 +127,7 @@ class Mapped:
     offset: int  # in the heap, in bytes
     capacity: int
     mapping: mmap.mmap | memoryview
+    readonly: Any  # a memoryview of all of it (the compiler takes no field of that type)
     array_type: Any  # the ctypes type of all of it; making a type for each value would cost more than the rest
     on_death: Callable[[Any], None]  # called when the last view of a value has died
 
@@ -151,6 +166,13 @@ class ReaderSlots:
         self._kept[slot] = weakref.ref(exporter, mapped.on_death)
         return memoryview(exporter)[:size]
 
+    def exported(self, slot: int, offset: int, capacity: int) -> Any:
+        """The slot, read-only, as the buffer of one array, which then keeps it; as for `view`, but quicker made."""
+        mapped = self._map(slot, offset, capacity)
+        exporter = PickleBuffer(mapped.readonly)
+        self._kept[slot] = weakref.ref(exporter, mapped.on_death)
+        return exporter
+
     def close(self) -> None:
         """Releases the memory on which there are no views (it is part of a cycle of references, which is broken here)."""
         self._mapped = {}
@@ -173,7 +195,8 @@ class ReaderSlots:
             except BaseException:
                 self._frees[slot]()  # nobody here will ever look at it
                 raise
-            known = Mapped(offset, capacity, mapping, ctypes.c_uint8 * capacity, partial(self._died, slot))
+            readonly = memoryview(mapping).toreadonly()
+            known = Mapped(offset, capacity, mapping, readonly, ctypes.c_uint8 * capacity, partial(self._died, slot))
             self._mapped[slot] = known
         return known
 

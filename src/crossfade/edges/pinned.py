@@ -82,7 +82,7 @@ class PinnedWriterSlots(WriterSlots):
             pinned = self._pinned[slot] = self._pins.pin(self._heap.memory, offset, capacity, self._label)
         return pinned.address
 
-    def take(self, size_bytes: int) -> tuple[int, int, int, memoryview]:
+    def take(self, size_bytes: int) -> tuple[int, int, int, mmap.mmap]:
         while self.unused:
             self.put_back(self.unused.pop())
         return super().take(size_bytes)

@@ -15,18 +15,22 @@ import numpy as np
 
 from crossfade.channels.values.layout import Encoded, Pickled, encode
 
-__all__ = ["encode_array", "rebuild_array"]
+__all__ = ["describe_array", "encode_array", "rebuild_array"]
 
 _MANY = 1024
 
 
+def describe_array(array: Any) -> bytes | None:
+    """What `rebuild_array` makes a plain contiguous array of, beside its memory; None for one that pickle has to take care of."""
+    return _description(array.dtype, array.shape) if array.flags.c_contiguous else None
+
+
 def encode_array(array: Any) -> Encoded | None:
     """The message of a plain contiguous array; None for one that pickle has to take care of."""
-    dtype = array.dtype
-    if dtype.hasobject or dtype.names is not None or dtype.kind == "V" or not array.flags.c_contiguous:
+    if (description := describe_array(array)) is None:
         return None
-    head, offset, size_bytes = _describe(dtype, array.shape)
-    return Encoded(head, ((offset, _memory_of(array)),), size_bytes)
+    head, offset = _head(description, array.nbytes)
+    return Encoded(head, ((offset, _memory_of(array)),), offset + array.nbytes)
 
 
 def _memory_of(array: Any) -> memoryview:
@@ -37,24 +41,33 @@ def _memory_of(array: Any) -> memoryview:
 
 
 @lru_cache(_MANY)
-def _describe(dtype: Any, shape: tuple[int, ...]) -> tuple[bytes, int, int]:
-    """(what stands before the array's memory, where that starts, length of the message)."""
-    memory: Any = np.empty(math.prod(shape) * dtype.itemsize, np.uint8)  # never touched, so it takes none
-    message = encode(Pickled(pickle.dumps((dtype.str, shape), 5), [memoryview(memory)], is_array=True))
-    return message.head, message.buffers[0][0], message.size_bytes
+def _description(dtype: Any, shape: tuple[int, ...]) -> bytes | None:
+    if dtype.hasobject or dtype.names is not None or dtype.kind == "V":
+        return None
+    return pickle.dumps((dtype.str, shape), 5)
 
 
 @lru_cache(_MANY)
-def _understand(description: bytes) -> tuple[Any, tuple[int, ...]]:
-    """(dtype, shape) from the pickle in an array's message."""
+def _head(description: bytes, num_bytes: int) -> tuple[bytes, int]:
+    """(what stands before the array's memory in a message, where that starts)."""
+    memory: Any = np.empty(num_bytes, np.uint8)  # never touched, so it takes none
+    message = encode(Pickled(description, [memoryview(memory)], is_array=True))
+    return message.head, message.buffers[0][0]
+
+
+@lru_cache(_MANY)
+def _understand(description: bytes) -> tuple[Any, tuple[int, ...], int]:
+    """(dtype, shape, number of bytes) from an array's description."""
     dtype, shape = pickle.loads(description)
     kind = np.dtype(dtype)
     if kind.hasobject:  # its memory would be taken for pointers
         raise ValueError(f"an array's message says that its type is {dtype!r}")
-    return kind, shape
+    return kind, shape, math.prod(shape) * kind.itemsize
 
 
-def rebuild_array(description: bytes, data: Any) -> Any:
-    """The array on the memory of ``data``; read-only if that is."""
-    dtype, shape = _understand(description)
+def rebuild_array(description: bytes, data: Any, size_bytes: int) -> Any:
+    """The array of ``size_bytes`` at the start of ``data``; read-only if that is. Raises a ValueError if it has another size."""
+    dtype, shape, num_bytes = _understand(description)
+    if num_bytes != size_bytes:
+        raise ValueError(f"{size_bytes} bytes came for an array {shape} of {dtype}, which has {num_bytes}")
     return np.ndarray(shape, dtype, data)

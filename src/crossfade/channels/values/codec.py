@@ -19,6 +19,7 @@ from crossfade.errors import Failure
 
 __all__ = [
     "PLAIN_TYPES",
+    "array_codec",
     "decode",
     "dump_constants",
     "dump_in_band",
@@ -47,7 +48,7 @@ def prepare(value: object) -> bytes | Encoded:
     if kind in PLAIN_TYPES or is_plain(value):
         return pickle.dumps(value, 5)
     numpy = sys.modules.get("numpy")
-    if numpy is not None and kind is numpy.ndarray and (message := _array_codec()[0](value)) is not None:
+    if numpy is not None and kind is numpy.ndarray and (message := array_codec()[1](value)) is not None:
         return message
     pickled = _dump(value, kind)
     return encode(pickled) if pickled.buffers else pickled.pickle
@@ -99,11 +100,13 @@ def _dumped(value: object, kind: type) -> Pickled:
 
 
 @cache
-def _array_codec() -> tuple[Callable[[Any], Encoded | None], Callable[[bytes, Any], Any]]:
-    """What encodes an array, and what makes one again; the module is imported with the first array."""
-    from crossfade.channels.values.arrays import encode_array, rebuild_array
+def array_codec() -> tuple[
+    Callable[[Any], bytes | None], Callable[[Any], Encoded | None], Callable[[bytes, Any, int], Any]
+]:
+    """`describe_array`, `encode_array` and `rebuild_array`; their module is imported with the first array."""
+    from crossfade.channels.values.arrays import describe_array, encode_array, rebuild_array
 
-    return encode_array, rebuild_array
+    return describe_array, encode_array, rebuild_array
 
 
 def _dump_plain(value: object) -> Pickled:
@@ -171,7 +174,7 @@ def decode(
         raise ValueError("tensors of this value lie on a device that this channel does not know")
     buffers = [private(place) if is_private else shared(place) for place, is_private in places]
     if is_array and len(buffers) == 1:
-        return _array_codec()[1](bytes(data), buffers[0])
+        return array_codec()[2](bytes(data), buffers[0], places[0][0].nbytes)
     return pickle.loads(data, buffers=buffers)
 
 

@@ -16,6 +16,7 @@ a device (``channels.values.device_codec``).
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 import sys
@@ -28,7 +29,7 @@ from typing import Any, TypeAlias
 from crossfade.channels.values.fitting import refuse_too_large
 from crossfade.host.memory import align
 
-__all__ = ["Encoded", "Parts", "Pickled", "buffer_places", "encode", "split"]
+__all__ = ["Encoded", "Parts", "Pickled", "buffer_places", "copy_bytes", "encode", "split"]
 
 _HEAD = struct.Struct("<QQ")
 _ENTRY = struct.Struct("<QQ")
@@ -58,10 +59,10 @@ class Encoded:
     buffers: tuple[tuple[int, memoryview], ...]  # (offset, bytes) of each buffer
     size_bytes: int
 
-    def copy_into(self, target: memoryview) -> None:
-        target[: len(self.head)] = self.head
+    def copy_into(self, target: memoryview | mmap.mmap, at: int = 0) -> None:
+        target[at : at + len(self.head)] = self.head
         for offset, data in self.buffers:
-            _copy_bytes(target[offset : offset + data.nbytes], data)
+            copy_bytes(target, at + offset, data, data.nbytes)
 
     def to_bytes(self) -> bytes:
         """The message in one piece. Raises a MemoryError if it is larger than the memory that is available."""
@@ -126,18 +127,19 @@ def buffer_places(head: memoryview, size_bytes: int) -> list[tuple[int, int]]:
     return places
 
 
-def _copy_bytes(target: memoryview, source: memoryview) -> None:
-    """Copies ``source`` to the start of ``target``; both are contiguous bytes. Large ones are copied by two cores at once.
+def copy_bytes(target: memoryview | mmap.mmap, at: int, source: Any, size_bytes: int) -> None:
+    """Copies the bytes of ``source``, a buffer in one piece, to ``at`` in ``target``. Large ones are copied by two cores at once.
+
+    A memoryview takes only what is bytes; a mapping takes what has any type.
 
     One core does not use all of a machine's memory bandwidth, and the party that waits for a large value leaves a core idle
     meanwhile. The second half is copied by a helper thread, which is started with the first large copy and sleeps in between.
     """
-    size_bytes = source.nbytes
-    numpy = sys.modules.get("numpy")  # its copies release the interpreter lock; memoryview's do not
-    if size_bytes < _SPLIT_BYTES or numpy is None or not _has_cores():
-        target[:size_bytes] = source
+    numpy = None if size_bytes < _SPLIT_BYTES else sys.modules.get("numpy")  # its copies release the interpreter lock
+    if numpy is None or not _has_cores():
+        target[at : at + size_bytes] = source
         return
-    into, data = numpy.frombuffer(target, numpy.uint8, size_bytes), numpy.frombuffer(source, numpy.uint8)
+    into, data = numpy.frombuffer(target, numpy.uint8, size_bytes, at), numpy.frombuffer(source, numpy.uint8)
     half = size_bytes // 2 & ~4095
     try:
         second: Any = _helper(os.getpid()).submit(numpy.copyto, into[half:], data[half:])
