@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.workers import cpu_seconds, descendants
+from benchmarks.workers import descendants
 
 _T = TypeVar("_T")
 
@@ -75,9 +76,13 @@ class Quiet:
 
 
 def _own_s() -> float:
-    """CPU time of this process and of all below it, those that have ended included."""
-    pid, ended = os.getpid(), os.times()
-    return cpu_seconds({pid, *descendants(pid)}) + ended.children_user + ended.children_system
+    """CPU time of this process and of all below it, with that of threads and children of theirs that have ended."""
+    ticks = 0
+    for pid in (os.getpid(), *descendants(os.getpid())):
+        with suppress(OSError):  # it has just ended
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _busy_s() -> float:
