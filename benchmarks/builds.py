@@ -9,6 +9,7 @@ run again (`benchmarks.quiet`). Every value is checked. Exits with 1 if the comp
 from __future__ import annotations
 
 import argparse
+import compileall
 import importlib.util
 import os
 import subprocess
@@ -209,6 +210,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         here = ROOT / "src"
         sides = [Side("before", "crossfade", before), Side("pure", "crossfade", here)]
         sides += [Side("compiled", "crossfade", compiled_source(Path(folder)))]
+        for side in sides:  # as an installation has it, also where Python is told to write no bytecode
+            compileall.compile_dir(side.source, quiet=1)
         sides += [Side("ray", "ray", here)] if has_ray else []
         run = Run(sides, measures, quiet)
         for number in range(options.rounds):
