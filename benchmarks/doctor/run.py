@@ -38,10 +38,9 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     rank, num_ranks, device = _begin()
-    _record(
-        lambda: None, Sizes.of(0, device, is_small=True), args.out / "first.json.gz"
-    )  # the first one starts the profiler
-    (args.out / "first.json.gz").unlink()
+    first = args.out / f"first-{rank}.json.gz"
+    _record(lambda: None, Sizes.of(0, device, is_small=True), first)  # the first one starts the profiler
+    first.unlink()
     for seed in args.seeds:
         for planted in PROGRAMS:
             if planted.num_ranks > num_ranks or (args.only and planted.name not in args.only):

@@ -142,8 +142,9 @@ def the_whole_world(device: str) -> None:
     for backend in ("crossfade", "cuda:crossfade,cpu:gloo", "gloo"):
         prefix = dist.PrefixStore(backend, store)  # type: ignore[attr-defined,unused-ignore]
         dist.init_process_group(backend, store=prefix, rank=rank, world_size=num_ranks)
-        work = dist.isend(torch.full((3,), float(rank), device=device), (rank + 1) % num_ranks)
-        target = torch.zeros(3, device=device)
+        place = "cpu" if backend == "gloo" else device  # gloo sends no other tensors
+        work = dist.isend(torch.full((3,), float(rank), device=place), (rank + 1) % num_ranks)
+        target = torch.zeros(3, device=place)
         dist.recv(target, (rank - 1) % num_ranks)
         assert work is not None
         work.wait()

@@ -205,12 +205,13 @@ def two_threads(device: str) -> None:
     """Each talks to the other rank's thread of the same number, at the same time."""
     peer = _peer()
     failed: list[BaseException] = []
+    place = torch.empty(0, device=device).device  # a new thread's current GPU is the first
 
     def talk(p2p: P2P, thread: int) -> None:
         try:
             for k in range(60):
-                work = p2p.isend(torch.full((50 * k,), float(k), device=device), peer, tag=thread)
-                target = torch.empty(50 * k, device=device)
+                work = p2p.isend(torch.full((50 * k,), float(k), device=place), peer, tag=thread)
+                target = torch.empty(50 * k, device=place)
                 p2p.recv(target, peer, tag=thread)
                 assert target.eq(k).all()
                 work.wait()

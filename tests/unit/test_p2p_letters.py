@@ -19,6 +19,7 @@ from crossfade.p2p.letters import (
     Posted,
     Pulled,
     Pushed,
+    Read,
     Refused,
     Requested,
     Window,
@@ -35,7 +36,8 @@ _SHAPE = st.lists(_LENGTH, max_size=MOST_DIMS).map(tuple)
 _LETTERS = st.one_of(
     st.builds(Announced, _TAG, _LENGTH, st.booleans(), _WORD, _SHAPE, st.none() | _WINDOW),
     st.builds(Posted, _TAG, _LENGTH, st.booleans(), _LENGTH, _WINDOW),
-    st.builds(Pulled, _WORD, st.booleans()),
+    st.builds(Pulled, _WORD, _LENGTH, st.booleans()),
+    st.builds(Read, _LENGTH),
     st.builds(Pushed, _TAG),
     st.builds(Requested, _LENGTH),
     st.builds(Here, _LENGTH, _WINDOW),

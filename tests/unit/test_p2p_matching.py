@@ -17,7 +17,7 @@ class Link:
         self.outgoing: Outgoing[tuple[int, int]] = Outgoing()
         self.incoming: Incoming[tuple[int, int], tuple[int, int]] = Incoming()
         self.to_receiver: deque[tuple[str, int, int]] = deque()
-        self.to_sender: deque[tuple[int, int, int]] = deque()
+        self.to_sender: deque[tuple[int | None, int, int]] = deque()  # without a tag: what has been read
         self.num_sent: Counter[int] = Counter()
         self.num_received: Counter[int] = Counter()
         self.met: list[tuple[int, int, int]] = []
@@ -53,14 +53,20 @@ class Link:
 
     def take_at_sender(self) -> None:
         tag, num_read, number = self.to_sender.popleft()
-        self.outgoing.on_posted(tag, num_read, (tag, number))
+        if tag is None:
+            self.outgoing.on_read(num_read)
+        else:
+            self.outgoing.on_posted(tag, num_read, (tag, number))
+
+    def tell(self) -> None:
+        self.to_sender.append((None, self.incoming.num_read, 0))
 
 
 _STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("send"), st.integers(0, 2)),
         st.tuples(st.sampled_from(["post", "receive"]), st.integers(0, 2)),
-        st.tuples(st.sampled_from(["to receiver", "to sender"]), st.just(0)),
+        st.tuples(st.sampled_from(["to receiver", "to sender", "tell"]), st.just(0)),
     ),
     max_size=60,
 )
@@ -75,6 +81,8 @@ def test_the_kth_send_with_a_tag_meets_the_kth_receive_with_it(steps: list[tuple
             link.send(tag)
         elif step in ("post", "receive"):
             link.receive(tag, step == "post")
+        elif step == "tell":
+            link.tell()
         elif step == "to receiver" and link.to_receiver:
             link.take_at_receiver()
         elif step == "to sender" and link.to_sender:

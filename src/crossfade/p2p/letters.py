@@ -25,6 +25,7 @@ __all__ = [
     "Posted",
     "Pulled",
     "Pushed",
+    "Read",
     "Refused",
     "Requested",
     "Window",
@@ -90,6 +91,7 @@ class Pulled(NamedTuple):
     """The copy out of the window with these counters, and its ``done``, are enqueued."""
 
     word: int
+    uses: int  # the word may serve another window by now: counters can be quicker than letters
     is_host: bool
 
 
@@ -107,6 +109,12 @@ class Pushed(NamedTuple):
     """The copy into a posted window, and its ``done``, are enqueued."""
 
     tag: int
+
+
+class Read(NamedTuple):
+    """So many announcements have been read. (`Posted` says it too; this is for ranks whose receives are not posted.)"""
+
+    num_read: int
 
 
 class Refused(NamedTuple):
@@ -128,14 +136,14 @@ class Left(NamedTuple):
 
 
 Letter: TypeAlias = (
-    Announced | Closed | Exported | Forgotten | Here | Left | Posted | Pulled | Pushed | Refused | Requested
+    Announced | Closed | Exported | Forgotten | Here | Left | Posted | Pulled | Pushed | Read | Refused | Requested
 )
 
 _WINDOW = "iQIQ?"
 _EXPORTED = struct.Struct("<BiQ?B")
 _FORGOTTEN = struct.Struct("<Bi")
 _ANNOUNCED = struct.Struct(f"<BqQ?BB{_WINDOW}")
-_PULLED = struct.Struct("<BI?")
+_PULLED = struct.Struct("<BIQ?")
 _NUMBER = struct.Struct("<BQ")
 _HERE = struct.Struct(f"<BQ{_WINDOW}")
 _POSTED = struct.Struct(f"<BqQ?Q{_WINDOW}")
@@ -150,8 +158,8 @@ def pack(letter: Letter) -> bytes:
         case Announced(tag, size_bytes, is_host, dtype, shape, window):
             head = _ANNOUNCED.pack(0, tag, size_bytes, is_host, dtype, len(shape), *(window or _NOWHERE))
             return head + struct.pack(f"<{len(shape)}Q", *shape)
-        case Pulled(word, is_host):
-            return _PULLED.pack(1, word, is_host)
+        case Pulled(word, uses, is_host):
+            return _PULLED.pack(1, word, uses, is_host)
         case Posted(tag, size_bytes, is_host, num_read, window):
             return _POSTED.pack(2, tag, size_bytes, is_host, num_read, *window)
         case Pushed(tag):
@@ -170,6 +178,8 @@ def pack(letter: Letter) -> bytes:
             return b"\x09"
         case Left():
             return b"\x0a"
+        case Read(num_read):
+            return _NUMBER.pack(11, num_read)
 
 
 def unpack(data: bytes) -> Letter:
@@ -206,6 +216,8 @@ def unpack(data: bytes) -> Letter:
                 return Closed()
             case 10 if len(data) == 1:
                 return Left()
+            case 11:
+                return Read(_NUMBER.unpack(data)[1])
     except (IndexError, struct.error):
         pass
     raise ChannelError(f"{len(data)} bytes are no letter between ranks: this is a bug in crossfade")

@@ -7,7 +7,8 @@ leaves nothing half done.
 A receive whose memory the sender can reach may be *posted*: its letter says where. A sender that has read the letter pushes, and
 says so; a sender that has not announces its value, and the letter of the receive reaches it too late. It knows that by counting:
 a letter says how many announcements its writer had read, and an announcement after those, with the same tag, is the one that the
-receive meets. Only a prefix of the waiting receives of a tag is posted, so that no posted one overtakes one that is not.
+receive meets. (That a device has copied an announced value says the same, but too soon: the letter of a receive may be on its way.)
+Only a prefix of the waiting receives of a tag is posted, so that no posted one overtakes one that is not.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Outgoing(Generic[P]):
         self._posted.setdefault(tag, deque()).append(receive)
 
     def on_read(self, num_read: int) -> None:
-        """The receiver has read so many announcements."""
+        """A letter says that the receiver has read so many announcements."""
         while self._unread and self._unread[0].number <= num_read:
             self._unread.popleft()
 

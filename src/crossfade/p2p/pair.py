@@ -26,6 +26,7 @@ from crossfade.p2p.letters import (
     Posted,
     Pulled,
     Pushed,
+    Read,
     Refused,
     Requested,
     Window,
@@ -38,6 +39,8 @@ from crossfade.p2p.windows import OpenWindow
 __all__ = ["Pair"]
 
 _NOTHING = Window(0, 0, 0, 0, is_lent=False)
+_NUM_UNTOLD = 64
+"""So many announcements at most are read before the other rank is told, which remembers them until then."""
 
 
 class Pair:
@@ -60,7 +63,9 @@ class Pair:
         self._num_announced = 0
         self._unserved: dict[int, Send] = {}  # announced without a window, by number
         self._wanted: deque[tuple[int, Send]] = deque()  # requested of these
-        self._lent: dict[tuple[bool, int], tuple[Send, OpenWindow]] = {}  # by kind and word
+        self._num_told = 0  # announcements that the other rank knows to have been read
+        # By kind, word and uses: a device may have done with a window, and another one have its word, before the letter comes.
+        self._lent: dict[tuple[bool, int, int], tuple[Send, OpenWindow]] = {}
         self._announced: dict[int, tuple[Send, OpenWindow]] = {}  # those with a window, by number
         self._awaited: dict[int, Receive] = {}  # requested of the other rank, by number
 
@@ -107,12 +112,11 @@ class Pair:
         if window is not None:
             self._announced[number] = send, window
             if offer.window.is_lent:
-                self._lent[send.side.is_host, window.word] = send, window
+                self._lent[send.side.is_host, window.word, window.uses] = send, window
         return offer.window
 
     def _when_closed(self, number: int, cell: Cell | None) -> Callable[[], None]:
-        def on_closed() -> None:
-            self._outgoing.on_read(number)
+        def on_closed() -> None:  # devices have said so: the letters that the other rank wrote before may still be unread
             self._announced.pop(number, None)
             if cell is not None:
                 cell.release()
@@ -135,6 +139,7 @@ class Pair:
             with self._breaking(receive):
                 window, num_read = self.carrier.post(receive, place), self._incoming.num_read
                 self._letters.put(Posted(receive.tag, receive.size_bytes, receive.side.is_host, num_read, window))
+                self._num_told = num_read
 
     def has_value(self, tag: int) -> bool:
         """Whether a value with a tag has come that no receive has met."""
@@ -175,7 +180,7 @@ class Pair:
         with self._breaking(receive):
             self.carrier.pull(receive, number, window)
             if window.is_lent:
-                self._letters.put(Pulled(window.word, receive.side.is_host))
+                self._letters.put(Pulled(window.word, window.uses, receive.side.is_host))
 
     @contextmanager
     def _breaking(self, transfer: Transfer) -> Iterator[None]:
@@ -222,6 +227,11 @@ class Pair:
                 receive = self._incoming.on_announced(letter.tag, arrival)
                 if receive is not None:
                     self._meet(receive, arrival)
+                if arrival.number - self._num_told >= _NUM_UNTOLD:
+                    self._num_told = arrival.number
+                    self._letters.put(Read(arrival.number))
+            case Read(num_read):
+                self._outgoing.on_read(num_read)
             case Pulled():
                 self._on_pulled(letter)
             case Posted():
@@ -245,7 +255,7 @@ class Pair:
                 self._is_left = True
 
     def _on_pulled(self, pulled: Pulled) -> None:
-        send, window = self._lent.pop((pulled.is_host, pulled.word))
+        send, window = self._lent.pop((pulled.is_host, pulled.word, pulled.uses))
         self.carrier.finish(send, window)
 
     def _on_pushed(self, tag: int) -> None:
@@ -270,7 +280,7 @@ class Pair:
         elif (known := self._announced.get(refused.announced)) is not None:
             transfer, window = known
             window.is_void = True
-            self._lent.pop((transfer.side.is_host, window.word), None)
+            self._lent.pop((transfer.side.is_host, window.word, window.uses), None)
         else:  # a value without bytes, of which nothing is kept
             return
         transfer.fail(_do_not_fit(transfer, refused.size_bytes, refused.is_host))

@@ -1,0 +1,135 @@
+"""One rank's side of a pair where devices are quicker than letters: a window has closed, and its word serves another one, before
+the letter of it is read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from crossfade.p2p.carrier import Carrier, Offer
+from crossfade.p2p.letters import Announced, Letter, Posted, Pulled, Pushed, Read, Window
+from crossfade.p2p.memory import Cell
+from crossfade.p2p.pair import Pair
+from crossfade.p2p.transfer import Receive, Send, Transfer
+from crossfade.p2p.windows import OpenWindow
+
+BYTES = 1024
+
+
+class Mail:
+    """Letters to this rank, and those that it has written."""
+
+    def __init__(self) -> None:
+        self.inbox: deque[Letter] = deque()
+        self.written: list[Letter] = []
+
+    def take(self) -> Letter | None:
+        return self.inbox.popleft() if self.inbox else None
+
+    def put(self, letter: Letter) -> None:
+        self.written.append(letter)
+
+    def flush(self) -> bool:
+        return True
+
+    def drop(self) -> None:
+        self.inbox.clear()
+
+
+class OneWord(Carrier):
+    """Its windows have one word, in turns; `close` closes the open one, as devices do."""
+
+    def __init__(self, *, is_lent: bool) -> None:
+        super().__init__()
+        self.is_lent = is_lent
+        self.uses = 0
+        self.close: Callable[[], None] = lambda: None
+        self.finished: list[Transfer] = []
+        self.pushed: list[Send] = []
+
+    def offer(
+        self, send: Send, number: int, on_closed: Callable[[Cell | None], Callable[[], None]], *, is_urgent: bool
+    ) -> Offer:
+        self.uses += 1
+        self.close = on_closed(None)
+        return Offer(Window(0, 0, 0, self.uses, self.is_lent), OpenWindow(0, self.uses, self.close))
+
+    def finish(self, transfer: Transfer, window: OpenWindow) -> None:
+        self.finished.append(transfer)
+        transfer.finish()
+
+    def push(self, send: Send, window: Window) -> None:
+        self.pushed.append(send)
+
+    def pull(self, receive: Receive, number: int, window: Window) -> None:
+        receive.finish()
+
+
+def opened(*, is_lent: bool) -> tuple[Pair, Mail, OneWord]:
+    mail, carrier = Mail(), OneWord(is_lent=is_lent)
+    return Pair("rank 1", None, mail, carrier), mail, carrier
+
+
+def a_send(tag: int = 0) -> Send:
+    side: Any = SimpleNamespace(is_host=False)
+    tensor: Any = SimpleNamespace(nbytes=BYTES)
+    event: Any = None
+    return Send(side, tag, 1, tensor, (BYTES,), 0, event)
+
+
+def a_receive(tag: int = 0) -> Receive:
+    side: Any = SimpleNamespace(is_host=False)
+    tensor: Any = SimpleNamespace(nbytes=BYTES)
+    return Receive(side, tag, 1, tensor, None)
+
+
+def test_a_word_that_serves_another_value_when_the_letter_of_the_first_is_read() -> None:
+    pair, mail, carrier = opened(is_lent=True)
+    first, second = a_send(), a_send()
+    pair.send(first)
+    carrier.close()
+    pair.send(second)
+    mail.inbox.append(Pulled(0, 1, is_host=False))
+    pair.progress()
+    assert carrier.finished == [first]
+    mail.inbox.append(Pulled(0, 2, is_host=False))
+    pair.progress()
+    assert carrier.finished == [first, second]
+
+
+def test_a_value_was_copied_before_the_letter_of_the_receive_that_it_met_is_read() -> None:
+    pair, mail, carrier = opened(is_lent=False)
+    mail.inbox.append(
+        Posted(0, BYTES, False, 0, Window(0, 0, 0, 1, is_lent=True))
+    )  # on its way when the value is announced
+    pair.send(a_send())
+    carrier.close()
+    pair.progress()
+    pair.send(a_send())
+    assert not carrier.pushed, "the receive had met the first value"
+    assert [type(letter) for letter in mail.written] == [Announced, Announced]
+    mail.inbox.append(Posted(0, BYTES, False, 2, Window(0, 0, 0, 2, is_lent=True)))
+    pair.progress()
+    pair.send(third := a_send())
+    assert carrier.pushed == [third]
+    assert isinstance(mail.written[-1], Pushed)
+
+
+def test_what_announcements_are_remembered_is_bounded_though_no_receive_is_posted() -> None:
+    sender, from_sender, carrier = opened(is_lent=False)
+    receiver, to_receiver, _ = opened(is_lent=False)
+    most = 0
+    for _ in range(1000):
+        sender.send(a_send())
+        carrier.close()
+        to_receiver.inbox.append(from_sender.written.pop())
+        receiver.receive(a_receive())
+        receiver.progress()
+        from_sender.inbox.extend(letter for letter in to_receiver.written if isinstance(letter, Read))
+        to_receiver.written.clear()
+        sender.progress()
+        most = max(most, len(sender._outgoing._unread))
+    assert 0 < most <= 64
