@@ -116,7 +116,8 @@ class Pair:
         return offer.window
 
     def _when_closed(self, number: int, cell: Cell | None) -> Callable[[], None]:
-        def on_closed() -> None:  # devices have said so: the letters that the other rank wrote before may still be unread
+        def on_closed() -> None:
+            # Devices have said so. It tells nothing of what was read: the other rank's letters may still be on their way.
             self._announced.pop(number, None)
             if cell is not None:
                 cell.release()
