@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.common import Machine, Ratio, Series, Table, ratio, today, write_report
 from benchmarks.quiet import LIMIT_CORES
+from benchmarks.workers import without_folders
 
 KB, MB = 1 << 10, 1 << 20
 LIMITS = ("bare copy", "pinned copy")
@@ -223,7 +224,7 @@ def report(paths: Sequence[Path], note: Path | None, about: str) -> Path:
         tables.insert(0, targets(steps))
     parts += [table.markdown() for table in tables]
     for name, step in steps.items():
-        parts += [f"{name} broke off:\n\n```\n{failed}\n```" for failed in step["failed"]]
+        parts += [f"{name} broke off:\n\n```\n{without_folders(failed)}\n```" for failed in step["failed"]]
     slug = (
         f"{machine['hardware']}"
         if not machine["gpus"]

@@ -16,6 +16,7 @@ __all__ = ["late_peer"]
 
 _WORTH_A_LOOK = 0.01
 _SLOWER = 1.04  # a GPU whose kernels all take that many times as long is slower itself
+_SAME_WORK = 0.9  # if so many of a rank's kernels are launched in the same sizes on the others: else it has other work
 
 
 def late_peer(view: View) -> Iterator[Finding]:
@@ -43,7 +44,11 @@ def late_peer(view: View) -> Iterator[Finding]:
         + (
             f"the same kernels take {slower:.2f} x as long on {label} as on the others"
             if is_slow
-            else f"its kernels are as fast as the others' ({slower:.2f} x): it has other work, or its host is slower"
+            else (
+                f"the same kernels take {slower:.2f} x as long as on the others: it has other work, or its host is slower"
+                if slower
+                else "its kernels have other sizes than those of the others: it has other work"
+            )
         ),
         label,
         "look at that GPU's clocks, temperature and power limit: no change of the program wins this back"
@@ -57,7 +62,10 @@ def late_peer(view: View) -> Iterator[Finding]:
 
 
 def _slower(view: View, rank: int) -> float:
-    """How many times as long the same kernels take on a rank as on the others, on the median."""
+    """How many times as long the same kernels take on a rank as on the others, on the median; 0 if its kernels are not the same.
+
+    A kernel whose blocks stay (most matrix products on newer GPUs) has one size for all work, so its time alone tells nothing.
+    """
     own: dict[tuple[str, int], list[float]] = {}
     others: dict[tuple[str, int], list[float]] = {}
     for number, work in enumerate(view.program.works):
@@ -66,4 +74,6 @@ def _slower(view: View, rank: int) -> float:
             times = own if work.rank == rank else others
             times.setdefault((activity.name, activity.num_blocks), []).append(work.amount_us)
     ratios = [median(own[key]) / median(others[key]) for key in own.keys() & others.keys() if median(others[key]) > 5.0]
+    if sum(len(own[key]) for key in own.keys() & others.keys()) < _SAME_WORK * sum(map(len, own.values())):
+        return 0.0
     return median(ratios) if ratios else 1.0
