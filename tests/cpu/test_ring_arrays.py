@@ -123,3 +123,13 @@ def test_slots_of_large_values_take_turns_and_no_more_of_them_than_that() -> Non
         for size in (100_000, 1 << 20, 5_000, 3 << 20, 1 << 20):  # and every size is whole
             for number in range(40):
                 assert (through(writer, reader, np.full(size, number, np.uint8)) == number).all()
+
+
+def test_large_and_small_values_in_turns_make_few_slots_large() -> None:
+    with open_shm_pair(8, 1) as (writer, (reader,)):
+        kept = [through(writer, reader, np.zeros(5_000, np.uint8)) for _ in range(8)]
+        kept.clear()
+        for _ in range(40):
+            through(writer, reader, np.zeros(10_000_000, np.uint8))
+            through(writer, reader, np.zeros(5_000, np.uint8))
+        assert writer.statistics().slot_bytes < 2 * 12_000_000

@@ -66,11 +66,12 @@ class WriterSlots:
         num_free = len(self._free)
         if num_free == 0 or len(self._pieces) < num_wanted:
             slot = self._add(size_bytes)
-        elif num_free <= num_wanted:
-            slot = self._free.popleft()
-        else:  # more of them are free than need to take turns: the others would only take room in caches
-            slot = self._free[-num_wanted]
-            del self._free[-num_wanted]
+        else:
+            slot = self._free[0]
+            if num_free > num_wanted:  # more than need to take turns: the others would only take room in caches
+                large = [each for each in self._free if self._pieces[each][1] >= size_bytes]
+                slot = large[-num_wanted] if len(large) >= num_wanted else slot
+            self._free.remove(slot)
         try:
             if self._pieces[slot][1] < size_bytes:
                 self._grow(slot, size_bytes)
