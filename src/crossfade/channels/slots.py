@@ -56,8 +56,9 @@ class WriterSlots:
             self._free.append(self._add(size_bytes))
 
     def take(self, size_bytes: int) -> tuple[int, int, int, mmap.mmap]:
-        """A free slot with room for ``size_bytes``: (slot, offset, capacity, memory)."""
-        while self._busy and self._collect(next(iter(self._busy))):  # the first has been away for longest
+        """A free slot with room for ``size_bytes``: (slot, offset, capacity, memory). A LookupError if another thread has closed it."""
+        busy = self._busy
+        while busy and self._collect(next(iter(busy))):  # the first has been away for longest
             pass
         if not self._free:
             for slot in list(self._busy):
@@ -67,11 +68,12 @@ class WriterSlots:
         if num_free == 0 or len(self._pieces) < num_wanted:
             slot = self._add(size_bytes)
         else:
-            slot = self._free[0]
+            index = 0
             if num_free > num_wanted:  # more than need to take turns: the others would only take room in caches
-                large = [each for each in self._free if self._pieces[each][1] >= size_bytes]
-                slot = large[-num_wanted] if len(large) >= num_wanted else slot
-            self._free.remove(slot)
+                large = [k for k, each in enumerate(list(self._free)) if self._pieces[each][1] >= size_bytes]
+                index = large[-num_wanted] if len(large) >= num_wanted else 0
+            slot = self._free[index]
+            del self._free[index]
         try:
             if self._pieces[slot][1] < size_bytes:
                 self._grow(slot, size_bytes)
