@@ -56,7 +56,7 @@ class WriterSlots:
             self._free.append(self._add(size_bytes))
 
     def take(self, size_bytes: int) -> tuple[int, int, int, mmap.mmap]:
-        """A free slot with room for ``size_bytes``: (slot, offset, capacity, memory). A LookupError if another thread has closed it."""
+        """A free slot with room for ``size_bytes``: (slot, offset, capacity, memory). A LookupError if another thread closes it."""
         busy = self._busy
         while busy and self._collect(next(iter(busy))):  # the first has been away for longest
             pass
