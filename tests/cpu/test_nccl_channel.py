@@ -163,7 +163,7 @@ def test_a_link_whose_second_lane_cannot_be_made_ends_the_first_one(fault: type[
 
     homes = [host_home() for _ in range(3)]
     # The side that was refused ends its lane, and gloo, which stands for NCCL, may then not have made the other side's yet.
-    with pytest.raises((ChannelError, DeviceError), match="no lane for this|Connection closed by peer"):
+    with pytest.raises((ChannelError, DeviceError), match=r"no lane for this|Connection closed by peer"):
         open_links(("a", "b"), (homes[:2], homes[2:] * 2), make)
     for thread in threading.enumerate():
         if thread.name == "crossfade-nccl-abort":
