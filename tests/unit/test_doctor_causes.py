@@ -110,29 +110,25 @@ def late_peer(rank: Rank, has_cause: bool) -> None:
     steps(layer)(rank)
 
 
-def more_rows(rank: Rank, has_cause: bool) -> None:
-    """One rank has a longer batch: its products have as many blocks as the others', as on newer GPUs, and take longer."""
+def _longer_on_one_rank(rank: Rank, has_cause: bool, blocks: Callable[[int], int]) -> None:
+    """The products have as many blocks on all ranks, as on newer GPUs; ``blocks`` gives those of the other kernels."""
     factor = 6 if has_cause and rank.number else 3
 
     def layer(rank: Rank, _: int) -> None:
         for _ in range(3):
             rank.kernel(30.0 * factor, "persistent product", 132)
-            rank.kernel(4.0 * factor, "activation", 88 * factor)
+            rank.kernel(4.0 * factor, "activation", blocks(factor))
         rank.all_reduce(60, 1 << 20)()
 
     steps(layer)(rank)
+
+
+def more_rows(rank: Rank, has_cause: bool) -> None:
+    _longer_on_one_rank(rank, has_cause, lambda factor: 88 * factor)
 
 
 def slow_gpu(rank: Rank, has_cause: bool) -> None:
-    factor = 6 if has_cause and rank.number else 3
-
-    def layer(rank: Rank, _: int) -> None:
-        for _ in range(3):
-            rank.kernel(30.0 * factor, "persistent product", 132)
-            rank.kernel(4.0 * factor, "activation", 264)
-        rank.all_reduce(60, 1 << 20)()
-
-    steps(layer)(rank)
+    _longer_on_one_rank(rank, has_cause, lambda factor: 264)
 
 
 def one_bucket(rank: Rank, has_cause: bool) -> None:
