@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch: Any = pytest.importorskip("torch")
@@ -143,6 +145,19 @@ def test_who_waits_to_begin_a_method_is_let_go_when_a_party_is_gone(world: World
     world.group.break_off("B is gone")
     main.join(LIMIT_S)
     assert not main.is_alive()
+
+
+def test_an_end_keeps_no_tensor_once_it_is_closed() -> None:
+    """One that the other party never came to: a program may keep its graph for long behind a death."""
+    world = World()
+    memory = np.ones(3, np.float32)
+    kept = weakref.ref(memory)
+    world.end.start([torch.from_numpy(memory)])
+    del memory
+    world.group.break_off("B is gone")
+    world.end.close()
+    world.close()
+    assert kept() is None
 
 
 def test_a_result_may_be_taken_while_the_group_ends(world: World) -> None:

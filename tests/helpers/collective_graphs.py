@@ -143,7 +143,8 @@ def suite(num_gpus: int, num_each: int = 1, transports: Sequence[Transport] = (T
     @pytest.mark.timeout(300)
     class Suite:
         @pytest.fixture(scope="class")
-        def members(self) -> Iterator[list[Any]]:
+        @classmethod
+        def members(cls) -> Iterator[list[Any]]:
             yield from open_members(num_gpus, num_each)
 
         @pytest.mark.parametrize("overlap", [False, True])

@@ -92,6 +92,7 @@ class GroupCollective:
     def close(self) -> None:
         """The thread belongs to the group, which tells the others."""
         self._is_closed = True
+        self._task = None  # with its tensors, where it was never finished
 
     def statistics(self) -> ChannelStatistics:
         return ChannelStatistics(self._num_values, self._num_bytes)
