@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
-__all__ = ["Beside", "Machine", "OnCpu", "OnGpu", "all_reduces", "products", "vit"]
+__all__ = ["Beside", "Block", "Machine", "OnCpu", "OnGpu", "all_reduces", "products", "vit"]
 
 MB = 1 << 20
 GATE_CYCLES = 60_000_000
@@ -171,7 +171,7 @@ def vit(device: torch.device, batch: int, num_passes: int = 2) -> Callable[[], o
     is_gpu = device.type == "cuda"
     width, depth, heads, hidden = (1408, 40, 16, 6144) if is_gpu else (32, 2, 4, 64)
     dtype = torch.bfloat16 if is_gpu else torch.float32
-    model = nn.Sequential(*(_Block(width, heads, hidden) for _ in range(depth))).to(device, dtype)
+    model = nn.Sequential(*(Block(width, heads, hidden) for _ in range(depth))).to(device, dtype)
     x = torch.randn(batch, 257, width, device=device, dtype=dtype)
 
     @torch.no_grad()
@@ -182,7 +182,7 @@ def vit(device: torch.device, batch: int, num_passes: int = 2) -> Callable[[], o
     return load
 
 
-class _Block(nn.Module):
+class Block(nn.Module):
     """(batch, tokens, width) -> the same: attention, then two linear layers, each on normalised input and added to it."""
 
     def __init__(self, width: int, num_heads: int, hidden: int) -> None:
