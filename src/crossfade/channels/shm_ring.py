@@ -229,12 +229,12 @@ class ShmWriter(RingEnd):
     def stage_in_slot(self, message: Encoded, kind: int = SLOT_MESSAGE) -> int:
         """`stage` into a slot, whatever the length; returns the slot."""
         slot, offset, capacity, memory = self._take_slot(message.size_bytes)
-        self._name_slot((slot, offset, capacity), message.size_bytes, kind)
-        try:  # last, since a long copy leaves nothing else in the core's cache
+        try:
             message.copy_into(memory)
         except BaseException:
-            self._put_back(slot, message.size_bytes)
+            self._slots.put_back(slot)
             raise
+        self._name_slot((slot, offset, capacity), message.size_bytes, kind)
         return slot
 
     def _try_stage_array(self, array: Any) -> bool:
@@ -244,19 +244,19 @@ class ShmWriter(RingEnd):
             return False
         size, start = array.nbytes, self.at + DESCRIPTION_AT
         data_at = start + len(description)
-        self.words[(self.at >> 3) + 4] = len(description)
-        self.board[start:data_at] = description
         if data_at + size <= self.at + RECORD_BYTES:
             self.board[data_at : data_at + size] = array
             self.words[self.at >> 3] = size << 8 | ARRAY
-            return True
-        slot, offset, capacity, memory = self._take_slot(size)
-        self._name_slot((slot, offset, capacity), size, SLOT_ARRAY)
-        try:
-            copy_bytes(memory, 0, array, size)  # last, as above
-        except BaseException:
-            self._put_back(slot, size)
-            raise
+        else:
+            slot, offset, capacity, memory = self._take_slot(size)
+            try:
+                copy_bytes(memory, 0, array, size)
+            except BaseException:
+                self._slots.put_back(slot)
+                raise
+            self._name_slot((slot, offset, capacity), size, SLOT_ARRAY)
+        self.words[(self.at >> 3) + 4] = len(description)
+        self.board[start:data_at] = description
         return True
 
     def _take_slot(self, size: int) -> tuple[int, int, int, mmap.mmap]:
@@ -271,11 +271,6 @@ class ShmWriter(RingEnd):
         self.words[word + 1], self.words[word + 2], self.words[word + 3] = place
         self.words[word] = size << 8 | kind
         self._num_bytes += size
-
-    def _put_back(self, slot: int, size: int) -> None:
-        """What was named is not published."""
-        self._slots.put_back(slot)
-        self._num_bytes -= size
 
     def reserve(self, size: int) -> tuple[tuple[int, int, int], memoryview]:
         """A slot, and its memory, for an owner that fills it bit by bit and then calls `stage_reserved`."""
