@@ -1,0 +1,38 @@
+"""Interleaving two batches of an unmodified module: one's communication runs behind the other's computation.
+
+`interleave` wraps a module, `interleaved` a training step, and `yield_point` marks a place at which the other batch may run. From
+there down: `handle` and `steps` are what the user holds; `calibration` (pure) and `report` decide and tell; `parts` runs the batches as
+coroutines, which `interception` makes stop at collectives, `carriers` says how their bytes move, and `thread_state` keeps apart what
+torch keeps per thread; `obstacles`, `fsdp` and `agreement` are for what must not be interleaved, or not silently.
+
+Importing this room imports neither torch nor greenlet: the names are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from crossfade.batches.handle import Interleaved, interleave
+    from crossfade.batches.parts import yield_point
+    from crossfade.batches.report import BatchesReport
+    from crossfade.batches.steps import InterleavedSteps, interleaved
+
+__all__ = ["BatchesReport", "Interleaved", "InterleavedSteps", "interleave", "interleaved", "yield_point"]
+
+_FILE_OF = {
+    "BatchesReport": "report",
+    "Interleaved": "handle",
+    "InterleavedSteps": "steps",
+    "interleave": "handle",
+    "interleaved": "steps",
+    "yield_point": "parts",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FILE_OF:
+        raise AttributeError(f"module 'crossfade.batches' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"crossfade.batches.{_FILE_OF[name]}"), name)
+    return value
