@@ -112,6 +112,15 @@ class CopyEngines:
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._opened: dict[ProcessGroup, PeerGroup] = {}
 
+    def open(self, group: ProcessGroup, device: torch.device) -> PeerGroup:
+        """The shared buffers of a group, which are made when they are first asked for. Collective then."""
+        found = self._opened.get(group)
+        if found is None:
+            found = self._opened[group] = open_group(
+                group, device=device, num_lanes=self._num_parts, is_replayable=True
+            )
+        return found
+
     def close(self) -> None:
         """Gives back the shared memory. Collective."""
         while self._opened:
@@ -133,11 +142,7 @@ class CopyEngines:
         return copied[2], self._do(part, _inside._resolve_process_group(name), *copied)
 
     def _do(self, part: int, group: ProcessGroup, act: Callable[..., Any], source: torch.Tensor, out: torch.Tensor) -> Work:
-        peers = self._opened.get(group)
-        if peers is None:
-            peers = self._opened[group] = open_group(
-                group, device=source.device, num_lanes=self._num_parts, is_replayable=True
-            )
+        peers = self.open(group, source.device)
         if source.device.type == "cpu":
             act(source, peers, out, lane=part)
             return _Done()

@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from crossfade.batches.agreement import Agreement
-from crossfade.batches.carriers import Carrier
+from crossfade.batches.carriers import Carrier, group_name
 from crossfade.batches.interception import installed
 from crossfade.batches.spans import CollectiveSpan, Mark, mark, us_between
 from crossfade.batches.thread_state import ThreadState, seeded
@@ -118,14 +118,19 @@ class Part(greenlet):
 
     def on_method(self, name: str, original: Callable[..., Any], group: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """A collective of a process group: started, and given back as a work when the others have had their turns."""
-        if name == "_start_coalescing":
-            self._is_coalescing = True
-        if self._is_quiet or self._is_coalescing or _C._current_graph_task_id() != -1:
-            self._is_coalescing = self._is_coalescing and name != "_end_coalescing"
+        if self._is_quiet or _C._current_graph_task_id() != -1:
+            return original(group, *args, **kwargs)
+        if name.endswith("coalescing"):
+            self._is_coalescing = name == "_start_coalescing"
+            work = original(group, *args, **kwargs)
+            if not self._is_coalescing:
+                self._stop()
+            return work
+        if self._is_coalescing:  # these start together, when all are known, in the module's own group
             return original(group, *args, **kwargs)
         is_waited_for = any(getattr(each, "asyncOp", True) is False for each in (*args, *kwargs.values()))
         begin = self._before(name, args, group)
-        with self._quiet():
+        with self.quiet():
             work = self.owner.carrier.start(self.index, name, original, group, args, kwargs)
         self._stop()
         if begin is not None and is_waited_for and work is not None:
@@ -139,7 +144,7 @@ class Part(greenlet):
             return packet(*args, **kwargs)
         name = str(packet).partition(".")[2]
         begin = self._before(name, args, self.owner.group_of_packet(packet, args))
-        with self._quiet():
+        with self.quiet():
             out, work = self.owner.carrier.start_packet(self.index, packet, args, kwargs)
         self._stop()
         if work is not None:
@@ -169,7 +174,7 @@ class Part(greenlet):
         self.num_collectives += 1
         owner = self.owner
         if owner.agreement is not None:
-            with self._quiet():
+            with self.quiet():
                 owner.agreement.compare(f"batch {self.index}, {name} of {_size(args)} bytes", group)
         return mark(on_gpu=owner.on_gpu) if owner.records else None
 
@@ -186,8 +191,8 @@ class Part(greenlet):
             self.parent.switch()
 
     @contextmanager
-    def _quiet(self) -> Iterator[None]:
-        """Inside, collectives are not the module's."""
+    def quiet(self) -> Iterator[None]:
+        """Inside, collectives are not seen, and nothing stops."""
         self._is_quiet = True
         try:
             yield
@@ -236,7 +241,6 @@ class Run:
         outer = ThreadState.take()
         installed.enter(current_part)
         try:
-            _C._set_grad_enabled(False)  # nothing here is the parts': their state is put before each turn
             self.parts = [
                 Part(self, index, call, seeded(outer, self._streams[index] if self._streams else None))
                 for index, call in enumerate(calls)
@@ -275,8 +279,6 @@ class Run:
     @staticmethod
     def group_of_packet(packet: Any, args: tuple[Any, ...]) -> Any:
         """The process group that a functional collective names."""
-        from crossfade.batches.carriers import group_name
-
         name = group_name(packet, args)
         return None if name is None else torch.distributed.distributed_c10d._resolve_process_group(name)
 

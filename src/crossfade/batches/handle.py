@@ -1,0 +1,263 @@
+"""`interleave`: a module whose calls are run in the fastest way: the whole batch, or parts of it that take turns at collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from crossfade.batches.agreement import Agreement, maximum
+from crossfade.batches.calibration import Moves, Way
+from crossfade.batches.captured import CapturedCall
+from crossfade.batches.carriers import Carrier, CopyEngines, ProcessGroups
+from crossfade.batches.fsdp import share_parameters
+from crossfade.batches.obstacles import guard_backward, why_one_batch
+from crossfade.batches.parts import Run, current_part
+from crossfade.batches.report import BatchesReport
+from crossfade.batches.tensors import Call, join_outputs, signature, split_batch
+from crossfade.batches.tuner import Step, Tuner
+from crossfade.errors import BatchesError, DeviceError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["Interleaved", "Runner", "interleave"]
+
+Split = Callable[[tuple[Any, ...], dict[str, Any], int], Sequence[Call]]
+Join = Callable[[Sequence[Any], Sequence[int]], Any]
+
+
+def interleave(
+    module: nn.Module,
+    num_batches: int = 2,
+    *,
+    split: Split = split_batch,
+    join: Join = join_outputs,
+    group: ProcessGroup | None = None,
+    way: str | None = None,
+    capture: bool = False,
+    per_shape: bool = True,
+    max_ctas: int | None = None,
+    timeout_s: float = 60.0,
+) -> Interleaved:
+    """A handle that is called like the module, and hides the communication of one part of a batch behind another part's computation.
+
+    The first calls of each kind (shapes, types, training or not) measure the ways in turns, at most 12 of them; then all ranks settle
+    on the fastest, and on the whole batch where no other wins by 2 %. All ranks of the group call it equally often.
+
+    Args:
+        module: any; it is not changed. Its collectives are those of torch.distributed, functional ones and DTensor's included;
+            `yield_point` stands for others.
+        num_batches: parts of a batch.
+        split: gives the parts, each a `Call`; by default tensors are split along their first dimension.
+        join: gives the output, of the parts' outputs and numbers of rows.
+        group: the ranks that call it; None for the default group.
+        way: ``"one batch"``, ``"process groups"`` or ``"copy engines"``: nothing is measured, and this is done.
+        capture: also measure CUDA graphs, for calls without gradients. The module must do the same work in each call of one kind.
+        per_shape: measure again when shapes change. False: ranks may have inputs of different shapes.
+        max_ctas: the most blocks of NCCL's kernels in the groups of later parts; None for NCCL's choice.
+        timeout_s: how long ranks wait for each other where they compare.
+
+    Raises:
+        MissingDependency: there is no greenlet.
+        ValueError: an argument makes no sense.
+    """
+    if num_batches < 2:
+        raise ValueError(f"num_batches is {num_batches}\nhint: 2 or more")
+    if way is not None and way not in list(Moves):
+        raise ValueError(f"there is no way '{way}'\nhint: one of {', '.join(Moves)}, or None to measure")
+    fixed = None if way is None else Moves(way)
+    runner = Runner(num_batches, group, fixed, capture, max_ctas, timeout_s)
+    return Interleaved(module, runner, split, join, per_shape=per_shape)
+
+
+class Runner:
+    """What the calls of one handle share: streams, carriers, and the agreement with the other ranks."""
+
+    def __init__(
+        self,
+        num_batches: int,
+        group: ProcessGroup | None,
+        fixed: Moves | None,
+        capture: bool,
+        max_ctas: int | None,
+        timeout_s: float,
+    ) -> None:
+        self.num_batches = num_batches
+        self._fixed = fixed
+        self._capture = capture
+        is_alone = not dist.is_initialized()
+        self.agreement = None if is_alone else Agreement(group, timeout_s)
+        self._groups = ProcessGroups(max_ctas)
+        self._copies = CopyEngines(num_batches, self._groups)
+        self._streams: list[torch.cuda.Stream] = []
+
+    def tuner(self, device: str, key: Sequence[str], reason: str, *, in_one_stream: bool) -> Tuner:
+        """The ways of a kind of call that is new. Collective."""
+        captures = self._capture and device == "cuda" and not torch.is_grad_enabled()
+        if self.agreement is None:
+            ways, reason = [Moves.ONE], "there is no process group: nothing communicates"
+        else:
+            self.agreement.compare(f"a call of {', '.join(key)}; {reason or 'it can be interleaved'}")
+            if reason:
+                ways = [Moves.ONE]
+            elif self._fixed is not None:
+                ways, reason = [self._fixed], "it was asked for"
+            else:
+                ways = [Moves.ONE, Moves.GROUPS]
+                if device == "cuda" and not in_one_stream and self._can_copy():
+                    ways.append(Moves.COPIES)
+        every = [Way(moves) for moves in ways]
+        if captures and (self._fixed is None or len(ways) > 1):
+            every += [Way(moves, is_captured=True) for moves in ways]
+        elif captures:
+            every = [Way(moves, is_captured=True) for moves in ways]
+        return Tuner(every, reason, self.agreement, device, self.num_batches)
+
+    def _can_copy(self) -> bool:
+        """Whether all ranks can open shared buffers. Collective."""
+        agreement = self.agreement
+        assert agreement is not None, "asked for with a group only"
+        try:
+            self._copies.open(agreement.group, torch.device("cuda", torch.cuda.current_device()))
+            failed = 0.0
+        except DeviceError:
+            failed = 1.0
+        return maximum([failed], agreement.group, "cuda")[0] == 0.0
+
+    def run(self, step: Step, device: str, calls: Sequence[Callable[[], Any]], *, in_one_stream: bool) -> tuple[list[Any], Run]:
+        """Interleaves calls."""
+        carrier: Carrier = self._copies if step.way.moves is Moves.COPIES else self._groups
+        agreement = self.agreement if step.is_checked else None
+        streams = self._own_streams(len(calls)) if device == "cuda" and not in_one_stream else []
+        run = Run(carrier, agreement=agreement, records=step.records, on_gpu=device == "cuda", streams=streams)
+        with nullcontext() if agreement is None else agreement.last_word():
+            outputs = run.go(calls)
+        if streams and not torch.cuda.is_current_stream_capturing():
+            caller = torch.cuda.current_stream()
+            for leaf in pytree.tree_leaves(outputs):
+                if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
+                    leaf.record_stream(caller)
+        return outputs, run
+
+    def _own_streams(self, number: int) -> list[torch.cuda.Stream]:
+        while len(self._streams) < number:
+            self._streams.append(torch.cuda.Stream())
+        if torch.is_grad_enabled():
+            # Both parts' gradients of a weight are added on one stream; the engine orders that, and warns of it.
+            warn = getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None)
+            if warn is not None:
+                warn(False)
+        return self._streams[:number]
+
+    def close(self) -> None:
+        """Gives back shared buffers. Collective."""
+        self._copies.close()
+
+
+class Interleaved:
+    """A module that `interleave` was given.
+
+    Attributes:
+        module: the module itself.
+    """
+
+    def __init__(self, module: nn.Module, runner: Runner, split: Split, join: Join, *, per_shape: bool) -> None:
+        self.module = module
+        self._runner = runner
+        self._split = split
+        self._join = join
+        self._per_shape = per_shape
+        self._tuners: dict[tuple[str, ...], Tuner] = {}
+        self._captured: dict[tuple[str, ...], dict[Way, CapturedCall]] = {}
+        self._last: Tuner | None = None
+        self._in_one_stream = share_parameters(module, runner.num_batches)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module returns."""
+        if torch.compiler.is_compiling() or current_part() is not None or torch._C._current_graph_task_id() != -1:
+            return self.module(*args, **kwargs)
+        key = self._key(args, kwargs)
+        tuner = self._last = self._tuners.get(key) or self._open(key, args, kwargs)
+        step = tuner.begin()
+        if step.way.is_captured:
+            output, run = self._replay(key, tuner, step, args, kwargs)
+        else:
+            output, run = self._run(step, args, kwargs)
+        tuner.finish(step, output, run)
+        return output
+
+    def report(self) -> BatchesReport:
+        """About the kind of call that was last.
+
+        Raises:
+            BatchesError: there was none.
+        """
+        if self._last is None:
+            raise BatchesError("nothing has been called yet", hint="call the handle like the module, then ask")
+        return self._last.report()
+
+    def close(self) -> None:
+        """Gives back graphs and shared buffers. Collective; it can be called again afterwards."""
+        self._captured.clear()
+        self._tuners.clear()
+        self._runner.close()
+
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
+        modes = (
+            "training" if self.module.training else "evaluation",
+            "with gradients" if torch.is_grad_enabled() else "without gradients",
+        )
+        return (*modes, *signature((args, kwargs))) if self._per_shape else modes
+
+    def _open(self, key: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tuner:
+        reason = why_one_batch(self.module)
+        if not reason and not self._split(args, kwargs, self._runner.num_batches):
+            reason = f"a batch has fewer rows than {self._runner.num_batches}"
+        tuner = self._tuners[key] = self._runner.tuner(
+            self._device(args, kwargs), key, reason, in_one_stream=self._in_one_stream
+        )
+        if any(isinstance(each, nn.modules.dropout._DropoutNd) and each.training and each.p for each in self.module.modules()):
+            tuner.notes.append("dropout: interleaved batches have other masks than the whole batch")
+        return tuner
+
+    def _device(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        leaves = pytree.tree_leaves((args, kwargs))
+        kinds = {leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        return "cuda" if "cuda" in kinds else "cpu"
+
+    def _run(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Run | None]:
+        if step.way.moves is Moves.ONE:
+            return self.module(*args, **kwargs), None
+        parts = self._split(args, kwargs, self._runner.num_batches)
+        if not parts:
+            raise BatchesError(
+                f"a batch has fewer rows than {self._runner.num_batches}", hint="the other ranks split theirs: give more rows"
+            )
+        calls = [partial(self.module, *part.args, **part.kwargs) for part in parts]
+        outputs, run = self._runner.run(step, self._device(args, kwargs), calls, in_one_stream=self._in_one_stream)
+        if run.has_ddp:
+            guard_backward(outputs, "a module of the batches is wrapped in DistributedDataParallel")
+        return self._join(outputs, [part.num_rows for part in parts]), run
+
+    def _replay(
+        self, key: tuple[str, ...], tuner: Tuner, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Run | None]:
+        """By a graph, which is captured at the way's first step; a module that cannot be captured falls back to the whole batch."""
+        graphs = self._captured.setdefault(key, {})
+        if tuner.chosen is not None:
+            for way in [way for way in graphs if way != tuner.chosen]:
+                del graphs[way]
+        call = graphs.get(step.way)
+        if call is None:
+            plain = Step(Way(step.way.moves))
+            self._run(plain, args, kwargs)  # communicators and buffers are there then
+            call = graphs[step.way] = CapturedCall(lambda *a, **k: self._run(plain, a, k)[0], args, kwargs)
+            tuner.restart(step)
+        return call(*args, **kwargs), None
