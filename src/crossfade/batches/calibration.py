@@ -75,10 +75,11 @@ class Calibration:
         self._trials = [trial for trial in self._trials if trial.way != way]
         self.ways.remove(way)
 
-    def note(self, way: Way, taken_ms: float, host_ms: float) -> None:
-        """A timed step: how long it took, and how long its launches took the CPU."""
+    def note(self, way: Way, taken_ms: float, host_ms: float | None) -> None:
+        """A timed step: how long it took, and how long its launches took the CPU; None where the CPU does the work itself."""
         self.measured_ms[way].append(taken_ms)
-        self.host_ms[way].append(host_ms)
+        if host_ms is not None:
+            self.host_ms[way].append(host_ms)
 
     def medians_ms(self) -> list[float]:
         """One a way; infinite where nothing was measured."""

@@ -6,7 +6,11 @@ caller). A part's groups are its own, since collectives of one group run in orde
 
 from __future__ import annotations
 
+import atexit
+import os
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -18,7 +22,7 @@ from crossfade.peers.collectives import SUMMABLE, all_gather, all_reduce, all_to
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Carrier", "CopyEngines", "ProcessGroups", "Work"]
+__all__ = ["Carrier", "CopyEngines", "ProcessGroups", "Work", "group_name", "own_stream"]
 
 _inside: Any = dist.distributed_c10d
 
@@ -52,27 +56,30 @@ class ProcessGroups:
 
     def __init__(self, max_ctas: int | None = None) -> None:
         self.max_ctas = max_ctas
-        self._copies: dict[tuple[ProcessGroup, int], ProcessGroup] = {}
+        # Names, since a group that outlives destroy_process_group ends its threads when nobody expects it any more.
+        self._copies: dict[tuple[str, int], str] = {}
 
     def of_part(self, group: ProcessGroup, part: int) -> ProcessGroup:
         """The part's own copy of a group, which is made when it is first asked for. All ranks of the group ask in one order."""
         if part == 0 or group not in _inside._world.pg_map:
             return group
-        found = self._copies.get((group, part))
-        if found is None or found not in _inside._world.pg_map:
-            found = self._copies[group, part] = self._copy(group)
-        return found
+        place = group.group_name, part
+        with suppress(KeyError, RuntimeError, ValueError):  # not made yet, or destroyed
+            return _inside._resolve_process_group(self._copies[place])  # type: ignore[no-any-return]
+        made = self._copy(group)
+        self._copies[place] = made.group_name
+        return made
 
     def _copy(self, group: ProcessGroup) -> ProcessGroup:
-        ranks, backend = dist.get_process_group_ranks(group), _inside._world.pg_backend_config[group]
-        options = None
-        if self.max_ctas is not None and dist.get_backend(group) == "nccl":
+        ranks, backend, options = dist.get_process_group_ranks(group), dist.get_backend(group), None
+        if self.max_ctas is not None and backend == "nccl":
             options = dist.ProcessGroupNCCL.Options()
             options.config.max_ctas = self.max_ctas
-        kind = backend if ":" in str(backend) else dist.get_backend(group)
-        if "cuda:nccl" in str(backend):
-            kind = "nccl"
-        made: Any = dist.new_group(ranks, backend=str(kind), pg_options=options, use_local_synchronization=True)
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # a communicator may be split off one that must have nothing to do then
+        if backend not in ("nccl", "gloo"):  # one for each kind of device
+            backend = str(_inside._world.pg_backend_config[group])
+        made: Any = dist.new_group(ranks, backend=backend, pg_options=options, use_local_synchronization=True)
         # new_group sorts the ranks: where that changes a rank's number in the group, roots and parts would be others.
         return made if dist.get_process_group_ranks(made) == ranks else group  # type: ignore[no-any-return]
 
@@ -109,22 +116,18 @@ class CopyEngines:
     def __init__(self, num_parts: int, otherwise: ProcessGroups) -> None:
         self._num_parts = num_parts
         self._otherwise = otherwise
-        self._streams: dict[int, torch.cuda.Stream] = {}
-        self._opened: dict[ProcessGroup, PeerGroup] = {}
 
     def open(self, group: ProcessGroup, device: torch.device) -> PeerGroup:
-        """The shared buffers of a group, which are made when they are first asked for. Collective then."""
-        found = self._opened.get(group)
-        if found is None:
-            found = self._opened[group] = open_group(
-                group, device=device, num_lanes=self._num_parts, is_replayable=True
-            )
+        """The shared buffers of a group, with a lane a part; all handles of a process share them. Collective when they are made."""
+        found = _LANES.get(group)
+        if found is None or found.num_lanes < self._num_parts:
+            if found is not None:
+                found.close()
+            found = open_group(group, device=device, num_lanes=self._num_parts, is_replayable=True)
+            _LANES[group] = found
+            atexit.unregister(_close_lanes)
+            atexit.register(_close_lanes, os.getpid())
         return found
-
-    def close(self) -> None:
-        """Gives back the shared memory. Collective."""
-        while self._opened:
-            self._opened.popitem()[1].close()
 
     def start(
         self, part: int, name: str, original: Callable[..., Any], group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -146,13 +149,28 @@ class CopyEngines:
         if source.device.type == "cpu":
             act(source, peers, out, lane=part)
             return _Done()
-        stream = self._streams.get(part)
-        if stream is None:
-            stream = self._streams[part] = torch.cuda.Stream(source.device)
+        stream = own_stream("copies", part)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             act(source, peers, out, lane=part)
             return _OnStream(stream.record_event(), (source, out))
+
+
+_LANES: dict[ProcessGroup, PeerGroup] = {}
+
+
+def _close_lanes(pid: int) -> None:
+    """At the end of the process, and not in forks of it: the others may still read this rank's memory."""
+    if os.getpid() == pid:
+        while _LANES:
+            with suppress(Exception):
+                _LANES.popitem()[1].close()
+
+
+@cache
+def own_stream(use: str, part: int) -> torch.cuda.Stream:
+    """A part's stream. All handles of a process share them: a GPU has few hardware queues, and streams of one queue wait for each other."""
+    return torch.cuda.Stream()
 
 
 class _Done:

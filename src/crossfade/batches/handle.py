@@ -15,14 +15,14 @@ from torch.utils import _pytree as pytree
 from crossfade.batches.agreement import Agreement, maximum
 from crossfade.batches.calibration import Moves, Way
 from crossfade.batches.captured import CapturedCall
-from crossfade.batches.carriers import Carrier, CopyEngines, ProcessGroups
+from crossfade.batches.carriers import Carrier, CopyEngines, ProcessGroups, own_stream
 from crossfade.batches.fsdp import share_parameters
 from crossfade.batches.obstacles import guard_backward, why_one_batch
 from crossfade.batches.parts import Run, current_part
 from crossfade.batches.report import BatchesReport
 from crossfade.batches.tensors import Call, join_outputs, signature, split_batch
 from crossfade.batches.tuner import Step, Tuner
-from crossfade.errors import BatchesError, DeviceError
+from crossfade.errors import BatchesError, CrossfadeError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -96,7 +96,6 @@ class Runner:
         self.agreement = None if is_alone else Agreement(group, timeout_s)
         self._groups = ProcessGroups(max_ctas)
         self._copies = CopyEngines(num_batches, self._groups)
-        self._streams: list[torch.cuda.Stream] = []
 
     def tuner(self, device: str, key: Sequence[str], reason: str, *, in_one_stream: bool) -> Tuner:
         """The ways of a kind of call that is new. Collective."""
@@ -127,7 +126,7 @@ class Runner:
         try:
             self._copies.open(agreement.group, torch.device("cuda", torch.cuda.current_device()))
             failed = 0.0
-        except DeviceError:
+        except CrossfadeError:
             failed = 1.0
         return maximum([failed], agreement.group, "cuda")[0] == 0.0
 
@@ -147,18 +146,12 @@ class Runner:
         return outputs, run
 
     def _own_streams(self, number: int) -> list[torch.cuda.Stream]:
-        while len(self._streams) < number:
-            self._streams.append(torch.cuda.Stream())
         if torch.is_grad_enabled():
             # Both parts' gradients of a weight are added on one stream; the engine orders that, and warns of it.
             warn = getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None)
             if warn is not None:
                 warn(False)
-        return self._streams[:number]
-
-    def close(self) -> None:
-        """Gives back shared buffers. Collective."""
-        self._copies.close()
+        return [own_stream("parts", part) for part in range(number)]
 
 
 class Interleaved:
@@ -202,12 +195,6 @@ class Interleaved:
         if self._last is None:
             raise BatchesError("nothing has been called yet", hint="call the handle like the module, then ask")
         return self._last.report()
-
-    def close(self) -> None:
-        """Gives back graphs and shared buffers. Collective; it can be called again afterwards."""
-        self._captured.clear()
-        self._tuners.clear()
-        self._runner.close()
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
         modes = (

@@ -136,12 +136,6 @@ class InterleavedSteps:
             raise BatchesError("no step has run yet", hint="with steps as run: ...")
         return self._last.report()
 
-    def close(self) -> None:
-        """Gives back shared buffers. Collective."""
-        self._tuners.clear()
-        for runner in self._runners.values():
-            runner.close()
-
     def _finish_forward(self) -> list[Any]:
         """Runs the batches, if they have not run."""
         if self._step is None:

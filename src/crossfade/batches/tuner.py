@@ -123,7 +123,7 @@ class Tuner:
     def _note_timed(self) -> None:
         step, self._timed = self._timed, None
         if step is not None:
-            self._calibration.note(step.way, us_between(step.begin, step.end) / 1e3, step.host_s * 1e3)
+            self._calibration.note(step.way, us_between(step.begin, step.end) / 1e3, step.host_s * 1e3 if self.on_gpu else None)
 
     def _settle(self) -> None:
         calibration = self._calibration
