@@ -68,7 +68,7 @@ class Tuner:
         self._medians_ms: dict[Way, float] = {}
         self._is_checked = set[Way]()
         self._has_recorded = False
-        self._timed: Step | None = None
+        self._timed: list[Step] = []
         self._shapes: dict[Moves, tuple[str, ...]] = {}
         self._counts = Counts()
         self._recorded: Run | None = None
@@ -80,7 +80,6 @@ class Tuner:
 
     def begin(self) -> Step:
         """The next step. When the calibration is over, the ranks settle here on a way; a collective then."""
-        self._note_timed()
         trial = None if self.chosen else self._calibration.next()
         if trial is None and self.chosen is None:
             self._settle()
@@ -104,7 +103,7 @@ class Tuner:
         step.host_s = time.perf_counter() - step.began_s
         if step.is_timed:
             step.end = mark(on_gpu=self.on_gpu)
-            self._timed = step
+            self._timed.append(step)
             _at_end_of_backward(output, lambda: setattr(step, "end", mark(on_gpu=self.on_gpu)))
         if self.chosen is None:
             self._shapes.setdefault(step.way.moves, signature(output))
@@ -120,13 +119,12 @@ class Tuner:
         """From now on the whole batch is run. All ranks do it in the same step."""
         self.chosen, self.reason = Way(Moves.ONE), reason
 
-    def _note_timed(self) -> None:
-        step, self._timed = self._timed, None
-        if step is not None:
-            self._calibration.note(step.way, us_between(step.begin, step.end) / 1e3, step.host_s * 1e3 if self.on_gpu else None)
-
     def _settle(self) -> None:
         calibration = self._calibration
+        for step in self._timed:  # only now, since a CPU that waits for the GPU cannot run ahead of it
+            host_ms = step.host_s * 1e3 if self.on_gpu else None
+            calibration.note(step.way, us_between(step.begin, step.end) / 1e3, host_ms)
+        self._timed.clear()
         medians = calibration.medians_ms()
         if self._agreement is not None:
             medians = maximum(medians, self._agreement.group, self._device)
