@@ -1,0 +1,129 @@
+"""What is pure in the room batches: the steps of a calibration, the choice, spans, splitting and joining, reports."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch", reason="batches are torch's")
+
+import torch
+
+from crossfade.batches.calibration import MOST_STEPS, Calibration, Moves, Way, choose, trials
+from crossfade.batches.report import BatchesReport, Counts, why_no_gain, why_not_hidden
+from crossfade.batches.spans import CollectiveSpan, exposed_us, union_us
+from crossfade.batches.tensors import join_outputs, signature, split_batch
+from crossfade.errors import BatchesError
+
+ONE, GROUPS, COPIES = (Way(moves) for moves in Moves)
+CAPTURED = [Way(moves, is_captured=True) for moves in Moves]
+
+
+@pytest.mark.parametrize("ways", [[ONE, GROUPS], [ONE, GROUPS, COPIES], [ONE, GROUPS, *CAPTURED[:2]], [ONE, GROUPS, COPIES, *CAPTURED]])
+def test_a_calibration_warms_up_and_takes_turns_within_its_steps(ways: list[Way]) -> None:
+    steps = trials(ways)
+    assert len(steps) <= MOST_STEPS
+    eager = [way for way in ways if not way.is_captured]
+    assert [step.way for step in steps[: len(eager)]] == eager
+    assert [step.is_warm_up for step in steps] == [True] * len(eager) + [False] * (len(steps) - len(eager))
+    timed = [step.way for step in steps if not step.is_warm_up]
+    for way in ways:
+        assert timed.count(way) >= (1 if any(each.is_captured for each in ways) and not way.is_captured else 2)
+
+
+def test_a_calibration_gives_medians_and_drops_ways() -> None:
+    calibration = Calibration([ONE, GROUPS, COPIES])
+    for way, samples in ((ONE, (3.0, 1.0, 2.0)), (GROUPS, (5.0,))):
+        for each in samples:
+            calibration.note(way, each, None)
+    assert calibration.medians_ms() == [2.0, 5.0, float("inf")]
+    calibration.drop(COPIES)
+    assert all(step is not None and step.way != COPIES for step in iter(calibration.next, None))
+    assert calibration.num_left == 0
+
+
+@pytest.mark.parametrize(
+    ("medians", "wanted"),
+    [
+        ({ONE: 10.0, GROUPS: 9.0, COPIES: 9.5}, GROUPS),
+        ({ONE: 10.0, GROUPS: 9.9, COPIES: 9.85}, ONE),
+        ({ONE: 10.0, GROUPS: 9.0, CAPTURED[0]: 8.9, CAPTURED[1]: 8.85}, CAPTURED[0]),
+        ({ONE: 10.0, GROUPS: 9.0, CAPTURED[0]: 8.9, CAPTURED[2]: 8.0}, CAPTURED[2]),
+        ({ONE: 10.0, GROUPS: float("inf")}, ONE),
+    ],
+)
+def test_the_fastest_way_is_chosen_and_one_batch_where_none_wins(medians: dict[Way, float], wanted: Way) -> None:
+    assert choose(medians) == wanted
+
+
+def span(part: int, begin: float, end: float) -> CollectiveSpan:
+    return CollectiveSpan(part, "all_reduce", 4, begin, end)
+
+
+@pytest.mark.parametrize(
+    ("spans", "union", "exposed"),
+    [
+        ([], 0.0, 0.0),
+        ([span(0, 0, 10), span(1, 20, 30)], 20.0, 0.0),
+        ([span(0, 0, 10), span(1, 5, 15)], 15.0, 5.0),
+        ([span(0, 0, 10), span(0, 10, 20), span(1, 5, 15)], 20.0, 10.0),
+        ([span(0, 0, 30), span(1, 5, 10), span(1, 12, 20)], 30.0, 13.0),
+    ],
+)
+def test_communication_is_exposed_while_all_parts_wait(spans: list[CollectiveSpan], union: float, exposed: float) -> None:
+    assert union_us(spans) == union
+    assert exposed_us(spans, 2, 100.0) == exposed
+
+
+def test_a_batch_is_split_by_rows_and_joined_again() -> None:
+    rows, mask = torch.arange(10.0).view(5, 2), torch.ones(2, 2)
+    calls = split_batch((rows, mask, 3), {"more": [rows * 2, None]}, 2)
+    assert [call.num_rows for call in calls] == [3, 2]
+    assert [call.args[0].shape[0] for call in calls] == [3, 2]
+    assert all(call.args[1] is mask and call.args[2] == 3 for call in calls)
+    outputs = [{"rows": call.kwargs["more"][0], "loss": call.args[0].mean(), "none": None} for call in calls]
+    joined = join_outputs(outputs, [call.num_rows for call in calls])
+    assert torch.equal(joined["rows"], rows * 2)
+    assert joined["loss"].item() == pytest.approx(rows.mean().item())
+    assert joined["none"] is None
+
+
+def test_what_cannot_be_split_gives_no_calls() -> None:
+    assert split_batch((torch.ones(1, 4),), {}, 2) == []
+    assert split_batch((3, "x"), {}, 2) == []
+
+
+@pytest.mark.parametrize(
+    ("outputs", "said"),
+    [
+        ([torch.ones(7), torch.ones(7)], "of shapes"),
+        ([torch.tensor(1), torch.tensor(2)], "a single torch.int64"),
+        ([object(), object()], "different objects of type object"),
+        ([[torch.ones(2)], (torch.ones(2),)], "different structures"),
+    ],
+)
+def test_what_cannot_be_joined_is_refused_with_a_hint(outputs: list[object], said: str) -> None:
+    with pytest.raises(BatchesError, match=rf"(?s){said}.*hint: "):
+        join_outputs(outputs, [3, 2])
+
+
+def test_signatures_tell_kinds_of_calls_apart() -> None:
+    calls = [torch.ones(2), torch.ones(3), torch.ones(2, dtype=torch.double), torch.ones(2, requires_grad=True), True, 1, None]
+    assert len({signature((call,)) for call in calls}) == len(calls)
+    assert signature((torch.ones(2),)) == signature((torch.zeros(2),))
+
+
+def test_reports_say_why() -> None:
+    medians = {ONE: 10.0, GROUPS: 10.5}
+    assert "nothing to hide" in why_no_gain(medians, {}, Counts((0, 0), (0, 0)))
+    assert "launches" in why_no_gain(medians, {GROUPS: [10.0]}, Counts((3, 3), (3, 3)))
+    assert "power limit" in why_no_gain(medians, {GROUPS: [2.0]}, Counts((3, 3), (3, 3)))
+    assert "inside an operator" in why_no_gain(medians, {}, Counts((3, 3), (0, 0), {"inside an operator": 6}))
+    assert why_not_hidden(Counts(), 9.5, 0.5) == ""
+    assert "inside an operator" in why_not_hidden(Counts((1, 1), (1, 0), {"inside an operator": 1}), 1.0, 9.0)
+    report = BatchesReport(
+        "process groups", "it is faster", True, 2, {"one batch": 10.0, "process groups": 8.0}, {}, Counts((3, 3), (3, 2)),
+        2.0, 1.5, 0.5, "they end the run", notes=("dropout",),
+    )  # fmt: skip
+    assert report.gain == 1.25
+    for line in ("way: process groups", "2.00 ms, 1.50 hidden, 0.50 exposed", "not hidden: they end the run", "note: dropout"):
+        assert line in str(report)
