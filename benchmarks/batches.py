@@ -1,11 +1,11 @@
 """Two halves of a batch against the whole batch: by hand and by crossfade, in turns in one run, on 2 GPUs.
 
-``python -m benchmarks.batches run OUT [--limit-s 540] [--cases 0,1,2,3] [--report] [--quick]`` runs each case in processes of its own,
-which are ended at the case's time limit: what they have written by then counts. ``python -m benchmarks.batches tell OUT`` makes the
-table again of what is in a folder. ``--quick`` is a trial of this program on a CPU.
+``python -m benchmarks.batches run OUT [--limit-s 540] [--cases 0,1,2,3] [--report] [--quick]`` runs each case in processes of its
+own, which are ended at the case's time limit: what they have written counts. ``python -m benchmarks.batches tell OUT`` makes
+the table again of what is in a folder. ``--quick`` is a trial of this program on a CPU.
 
-Sides: the module as it is (``one batch``); two halves by hand, by NCCL and by copy engines; crossfade after its calibration, and made to
-take either way. A figure is the median over rounds of the slowest rank's time of a step, with the lowest and the highest.
+Sides: the module as it is (``one batch``); two halves by hand, by NCCL and by copy engines; crossfade after its calibration, and
+made to take either way. A figure is the median over rounds of the slowest rank's time of a step, with the lowest and the highest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,14 @@ from benchmarks.batches_models import CASES, QUICK, Case
 from benchmarks.batches_sides import work
 from benchmarks.common import Table, this_machine, today, write_report
 
-SIDES = ["one batch", "halves, NCCL", "halves, copies", "crossfade", "crossfade, process groups", "crossfade, copy engines"]
+SIDES = [
+    "one batch",
+    "halves, NCCL",
+    "halves, copies",
+    "crossfade",
+    "crossfade, process groups",
+    "crossfade, copy engines",
+]
 HAND = SIDES[:3]
 
 
@@ -63,7 +70,9 @@ def run_case(case: Case, num_ranks: int, device: str, folder: Path, limit_s: flo
     return said
 
 
-def _work(rank: int, num_ranks: int, device: str, store: str, name: str, sides: list[str], out: str, end_s: float) -> None:
+def _work(
+    rank: int, num_ranks: int, device: str, store: str, name: str, sides: list[str], out: str, end_s: float
+) -> None:
     (case,) = (each for each in [*CASES, *QUICK] if each.name == name)
     try:
         work(rank, num_ranks, device, store, case, sides, out, end_s)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 Collective: TypeAlias = tuple[str, Tensor, Tensor]
@@ -68,6 +68,10 @@ class _Spread(torch.autograd.Function):
         return gradient
 
 
+reduced: Callable[[Tensor], Tensor] = _Reduce.apply
+spread: Callable[[Tensor], Tensor] = _Spread.apply
+
+
 class Stack(nn.Module):
     """Layers one behind the other, each with a residual."""
 
@@ -76,11 +80,13 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(layers)
 
     def steps(self, x: Tensor) -> Steps:
+        layer: Any
         for layer in self.layers:
             x = yield from layer.steps(x)
         return x
 
     def forward(self, x: Tensor) -> Tensor:
+        layer: Any
         if torch.is_grad_enabled():
             for layer in self.layers:
                 x = layer.train_step(x)
@@ -142,7 +148,7 @@ class Transformer(Layer):
 
     def train_step(self, x: Tensor) -> Tensor:
         for norm, half in zip(self.norms, (self.attention, self.mlp), strict=True):
-            x = x + _Reduce.apply(half(_Spread.apply(norm(x))))
+            x = x + reduced(half(spread(norm(x))))
         return x
 
 

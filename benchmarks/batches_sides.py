@@ -27,10 +27,13 @@ from crossfade.peers.collectives import all_reduce, all_to_all
 
 LIMIT = 0.03
 """The largest difference from the serial output, over its largest value: bfloat16 adds up in another order."""
+_cuda: Any = torch.cuda
 Side = Callable[[Tensor], Tensor]
 
 
-def work(rank: int, num_ranks: int, device: str, store: str, case: Case, sides: list[str], out: str, end_s: float) -> None:
+def work(
+    rank: int, num_ranks: int, device: str, store: str, case: Case, sides: list[str], out: str, end_s: float
+) -> None:
     """One rank of one case. Rank 0 writes a line of JSON for each round, and for each thing that it learns on the way."""
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
@@ -82,14 +85,14 @@ class _Bench:
         def step(x: Tensor) -> Tensor:
             self.model.zero_grad(set_to_none=True)
             output = forward(x)
-            output.backward(self.x)
+            output.backward(self.x)  # type: ignore[no-untyped-call,unused-ignore]
             return output.detach()
 
         return step
 
     def _forward(self, name: str) -> Side:
         captured, hand = self.case.captured, self.hand
-        by_hand = {"one batch": self.model}
+        by_hand: dict[str, Side] = {"one batch": self.model}
         if hand is not None:
             by_hand |= {"halves, NCCL": hand.by_groups, "halves, copies": hand.by_copies}
         if name in by_hand:
@@ -99,8 +102,9 @@ class _Bench:
         return interleave(self.model, way=name.removeprefix("crossfade, "), capture=captured)
 
     def go(self, names: list[str], end_s: float) -> None:
-        with torch.enable_grad() if self.case.trains else torch.inference_mode(mode=not self.case.captured), torch.set_grad_enabled(
-            self.case.trains
+        with (
+            torch.enable_grad() if self.case.trains else torch.inference_mode(mode=not self.case.captured),
+            torch.set_grad_enabled(self.case.trains),
         ):
             wanted, gradients = self._truth()
             sides = dict(self._prepare(names, wanted, gradients))
@@ -124,10 +128,9 @@ class _Bench:
         for name in names:
             side = self.side(name)
             begin = time.perf_counter()
-            for number in range(14):  # a calibration has twelve steps
-                output = side(self.x)
-                if number == 13 or (number == 2 and name != "crossfade"):
-                    break
+            for _ in range(13 if name == "crossfade" else 2):  # a calibration has twelve steps
+                side(self.x)
+            output = side(self.x)
             self._settle()
             error = _difference(output, wanted)
             for ours, theirs in zip(self._gradients(), gradients, strict=True):
@@ -204,7 +207,7 @@ class Halves:
         self._on_gpu = device == "cuda"
         ranks = list(range(dist.get_world_size()))
         self._groups = [dist.new_group(ranks) for _ in range(2)]
-        self._streams: list[Any] = [torch.cuda.Stream() for _ in range(4)] if self._on_gpu else []
+        self._streams: list[Any] = [_cuda.Stream() for _ in range(4)] if self._on_gpu else []
         self._device = device
         self._peers: PeerGroup | None = None
 

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,8 +28,8 @@ from crossfade.errors import BatchesError
 from tests.helpers.batches_models import (
     NEAR,
     WIDTH,
-    Gather,
-    Sum,
+    all_mean,
+    all_sum,
     assert_near,
     gradients,
     random_model,
@@ -65,18 +66,21 @@ class Noting(torch.autograd.Function):
         return gradient[0], None, None
 
 
+noted: Callable[[Tensor, str, list[str]], Tensor] = Noting.apply
+
+
 def order(device: str) -> None:
     seen = list[str]()
 
     def part(index: int) -> Tensor:
         x = same_input().requires_grad_()
         for layer in "abc":
-            x = Noting.apply(Sum.apply(x), f"{index}{layer}", seen)
+            x = noted(all_sum(x), f"{index}{layer}", seen)
         return x.sum()
 
     run = Run(ProcessGroups())
     outputs = run.go([lambda: part(0), lambda: part(1)])
-    sum(outputs).backward()
+    sum(outputs).backward()  # type: ignore[no-untyped-call,unused-ignore]
     forward = [f"forward {index}{layer}" for layer in "abc" for index in (0, 1)]
     assert seen == forward + [each.replace("forward", "backward") for each in reversed(forward)]
     assert [part.num_collectives for part in run.parts] == [3, 3]
@@ -132,12 +136,14 @@ class Tensors(nn.Module):
         self.checkpointed = checkpointed
 
     def _attention(self, x: Tensor) -> Tensor:
-        return self.o(torch.tanh(self.q(x)))  # type: ignore[no-any-return]
+        out: Tensor = self.o(torch.tanh(self.q(x)))
+        return out
 
     def forward(self, x: Tensor) -> Tensor:
-        mixed = checkpoint(self._attention, x, use_reentrant=False) if self.checkpointed else self._attention(x)
-        x = x + mixed  # type: ignore[operator]
-        return x + self.down(torch.relu(self.up(x)))  # type: ignore[no-any-return]
+        mixed: Any = checkpoint(self._attention, x, use_reentrant=False) if self.checkpointed else self._attention(x)
+        x = x + mixed
+        out: Tensor = x + self.down(torch.relu(self.up(x)))
+        return out
 
 
 def dtensor_parallel(device: str) -> None:
@@ -166,7 +172,9 @@ def redistribute_inside_an_operator(device: str) -> None:
         def forward(self, x: Tensor) -> Tensor:
             rows = DTensor.from_local(x, mesh, [Replicate()])
             out = rows @ self.w
-            return torch.tanh(out).redistribute(placements=[Replicate()]).to_local()
+            sharded: Any = torch.tanh(out)
+            full: Tensor = sharded.redistribute(placements=[Replicate()]).to_local()
+            return full
 
     model, x = Inside(), same_input()
     for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
@@ -185,15 +193,16 @@ def one_part_in_another_mode(device: str) -> None:
     def part(rows: Tensor, mode: Callable[[], Any]) -> Tensor:
         with mode():
             out = model(rows)
-        return out * 1.0  # type: ignore[no-any-return]
+        copied: Tensor = out * 1.0
+        return copied
 
     modes: list[Callable[[], Any]] = [torch.no_grad, torch.enable_grad, lambda: torch.autocast("cpu", torch.bfloat16)]
     for mode in modes:
-        outputs = Run(ProcessGroups()).go([lambda mode=mode: part(x[:3], mode), lambda: part(x[3:], torch.enable_grad)])
+        outputs = Run(ProcessGroups()).go([partial(part, x[:3], mode), partial(part, x[3:], torch.enable_grad)])
         assert outputs[0].requires_grad == (mode is not torch.no_grad)
-        outputs[1].sum().backward()
+        outputs[1].sum().backward()  # type: ignore[no-untyped-call,unused-ignore]
         ours = gradients(model)
-        model(x[3:]).sum().backward()
+        model(x[3:]).sum().backward()  # type: ignore[no-untyped-call,unused-ignore]
         assert_near((outputs[1].detach(), ours), (model(x[3:]).detach(), gradients(model)))
 
 
@@ -208,13 +217,14 @@ class Gathering(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            x = Gather.apply(torch.tanh(layer(x)))
+            x = all_mean(torch.tanh(layer(x)))
         return x
 
 
 def ddp(device: str) -> None:
     x = same_input(seed=dist.get_rank())
-    for options in ({"find_unused_parameters": True}, {"static_graph": True}, {}):
+    kinds: list[dict[str, Any]] = [{"find_unused_parameters": True}, {"static_graph": True}, {}]
+    for options in kinds:
         inner = Gathering()
         if not options:
             del inner.unused
@@ -239,9 +249,9 @@ def two_backward_calls_under_ddp(device: str) -> None:
         parts = [run(lambda x: model(x).sum(), same_input(seed=seed)) for seed in (1, 2)]
     first, second = (part.result for part in parts)
     with quiet():
-        first.backward()
+        first.backward()  # type: ignore[no-untyped-call,unused-ignore]
         with pytest.raises(BatchesError, match="several backward calls"):
-            second.backward()
+            second.backward()  # type: ignore[no-untyped-call,unused-ignore]
 
 
 def whole_steps(device: str) -> None:
@@ -254,11 +264,13 @@ def whole_steps(device: str) -> None:
             with steps as run:
                 for batch, weight in zip(batches, weights, strict=True):
                     run(lambda x: model(x).square().mean(), batch, weight=weight)
-                loss = run.backward()
+                loss = run.backward()  # type: ignore[no-untyped-call,unused-ignore]
             ours = gradients(model)
-            whole = sum(model(each).square().mean() * (weight / 6.0) for each, weight in zip(batches, weights, strict=True))
+            whole = sum(
+                model(each).square().mean() * (weight / 6.0) for each, weight in zip(batches, weights, strict=True)
+            )
             assert isinstance(whole, Tensor)
-            whole.backward()
+            whole.backward()  # type: ignore[no-untyped-call,unused-ignore]
             assert_near((loss, ours), (whole.detach(), gradients(model)))
         assert steps.report().is_settled
 
@@ -292,17 +304,17 @@ class Summing(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out = torch.tanh(self.linear(x))
-        return x + (Sum.apply(out) if self.collective else out)
+        return x + (all_sum(out) if self.collective else out)
 
 
 def fsdp2(device: str) -> None:
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     x = same_input(seed=dist.get_rank())
     for collective in (False, True):
-        models = []
+        models = list[Any]()
         for _ in range(2):
             torch.manual_seed(5)
-            model = nn.Sequential(*(Summing(collective) for _ in range(3)))
+            model: Any = nn.Sequential(*(Summing(collective) for _ in range(3)))
             for block in model:
                 fully_shard(block, mesh=mesh)
             models.append(fully_shard(model, mesh=mesh))
@@ -332,14 +344,14 @@ def ranks_that_disagree(device: str) -> None:
     class Uneven(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             for _ in range(2 + rank):
-                x = Sum.apply(x)
+                x = all_sum(x)
             return x
 
     fails(Uneven(), "the ranks disagree")
 
     class Other(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return Sum.apply(x) if rank else Gather.apply(x)
+            return all_sum(x) if rank else all_mean(x)
 
     fails(Other(), "all_?reduce.*all_?gather|all_?gather.*all_?reduce")
     with pytest.raises(BatchesError, match="the ranks disagree"):
@@ -351,10 +363,10 @@ def a_rank_that_raises(device: str) -> None:
 
     class Raising(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            x = Sum.apply(x)
+            x = all_sum(x)
             if rank:
                 raise KeyError("mine")
-            return Sum.apply(x)
+            return all_sum(x)
 
     handle = interleave(Raising(), way=GROUPS, timeout_s=20)
     with pytest.raises(KeyError if rank else BatchesError, match="mine"):
@@ -374,7 +386,7 @@ class Pooling(nn.Module):
     """A collective whose size does not depend on the rows."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + Sum.apply(x.mean(0))
+        return x + all_sum(x.mean(0))
 
 
 def batches_of_different_length(device: str) -> None:
@@ -383,7 +395,7 @@ def batches_of_different_length(device: str) -> None:
     class Adaptive(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             for _ in range(int(x[0, 0])):
-                x = Sum.apply(x) / dist.get_world_size()
+                x = all_sum(x) / dist.get_world_size()
             return x
 
     x = same_input()
@@ -417,7 +429,7 @@ def calibration(device: str) -> None:
 def joined_outputs_of_another_shape_fall_back(device: str) -> None:
     class Total(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return Sum.apply(x).new_ones(6)
+            return all_sum(x).new_ones(6)
 
     handle = interleave(Total())
     for _ in range(MOST_STEPS + 1):
@@ -432,7 +444,7 @@ def hides(device: str) -> None:
     class Slow(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             for _ in range(3):
-                x = Sum.apply(x) * 0.5
+                x = all_sum(x) * 0.5
                 (torch.ones(200, 200) @ torch.ones(200, 200)).sum()
                 yield_point()
             return x

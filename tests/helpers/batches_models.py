@@ -68,8 +68,15 @@ def _exchanged(x: Tensor) -> Tensor:
     return out.t()
 
 
+all_sum: Callable[[Tensor], Tensor] = Sum.apply
+all_mean: Callable[[Tensor], Tensor] = Gather.apply
+exchange: Callable[[Tensor], Tensor] = Exchange.apply
+
+
 def functional_sum(x: Tensor) -> Tensor:
-    return funcol.all_reduce(x.detach(), "sum", dist.group.WORLD) + x - x.detach()
+    world: Any = dist.group.WORLD
+    total: Tensor = funcol.all_reduce(x.detach(), "sum", world) + x - x.detach()
+    return total
 
 
 def asynchronous_sum(x: Tensor) -> Tensor:
@@ -87,9 +94,9 @@ def nothing(x: Tensor) -> Tensor:
 
 
 STEPS: list[Callable[[Tensor], Tensor]] = [
-    Sum.apply,
-    Gather.apply,
-    Exchange.apply,
+    all_sum,
+    all_mean,
+    exchange,
     functional_sum,
     asynchronous_sum,
     nothing,
@@ -116,9 +123,7 @@ class Block(nn.Module):
 def random_model(number: int) -> nn.Module:
     """A model that all ranks make alike, but for its weights."""
     draw = random.Random(number)
-    blocks = [
-        Block(draw.choice(STEPS), draw.random() < 0.25, draw.random() < 0.5) for _ in range(draw.randint(1, 6))
-    ]
+    blocks = [Block(draw.choice(STEPS), draw.random() < 0.25, draw.random() < 0.5) for _ in range(draw.randint(1, 6))]
     torch.manual_seed(100 * number + dist.get_rank())
     for block in blocks:
         block.linear.reset_parameters()

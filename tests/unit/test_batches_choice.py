@@ -18,7 +18,9 @@ ONE, GROUPS, COPIES = (Way(moves) for moves in Moves)
 CAPTURED = [Way(moves, is_captured=True) for moves in Moves]
 
 
-@pytest.mark.parametrize("ways", [[ONE, GROUPS], [ONE, GROUPS, COPIES], [ONE, GROUPS, *CAPTURED[:2]], [ONE, GROUPS, COPIES, *CAPTURED]])
+@pytest.mark.parametrize(
+    "ways", [[ONE, GROUPS], [ONE, GROUPS, COPIES], [ONE, GROUPS, *CAPTURED[:2]], [ONE, GROUPS, COPIES, *CAPTURED]]
+)
 def test_a_calibration_warms_up_and_takes_turns_within_its_steps(ways: list[Way]) -> None:
     steps = trials(ways)
     assert len(steps) <= MOST_STEPS
@@ -37,7 +39,7 @@ def test_a_calibration_gives_medians_and_drops_ways() -> None:
             calibration.note(way, each, None)
     assert calibration.medians_ms() == [2.0, 5.0, float("inf")]
     calibration.drop(COPIES)
-    assert all(step is not None and step.way != COPIES for step in iter(calibration.next, None))
+    assert all(step.way != COPIES for step in iter(calibration.next, None))
     assert calibration.num_left == 0
 
 
@@ -69,7 +71,9 @@ def span(part: int, begin: float, end: float) -> CollectiveSpan:
         ([span(0, 0, 30), span(1, 5, 10), span(1, 12, 20)], 30.0, 13.0),
     ],
 )
-def test_communication_is_exposed_while_all_parts_wait(spans: list[CollectiveSpan], union: float, exposed: float) -> None:
+def test_communication_is_exposed_while_all_parts_wait(
+    spans: list[CollectiveSpan], union: float, exposed: float
+) -> None:
     assert union_us(spans) == union
     assert exposed_us(spans, 2, 100.0) == exposed
 
@@ -107,7 +111,15 @@ def test_what_cannot_be_joined_is_refused_with_a_hint(outputs: list[object], sai
 
 
 def test_signatures_tell_kinds_of_calls_apart() -> None:
-    calls = [torch.ones(2), torch.ones(3), torch.ones(2, dtype=torch.double), torch.ones(2, requires_grad=True), True, 1, None]
+    calls = [
+        torch.ones(2),
+        torch.ones(3),
+        torch.ones(2, dtype=torch.double),
+        torch.ones(2, requires_grad=True),
+        True,
+        1,
+        None,
+    ]
     assert len({signature((call,)) for call in calls}) == len(calls)
     assert signature((torch.ones(2),)) == signature((torch.zeros(2),))
 
@@ -125,5 +137,10 @@ def test_reports_say_why() -> None:
         2.0, 1.5, 0.5, "they end the run", notes=("dropout",),
     )  # fmt: skip
     assert report.gain == 1.25
-    for line in ("way: process groups", "2.00 ms, 1.50 hidden, 0.50 exposed", "not hidden: they end the run", "note: dropout"):
+    for line in (
+        "way: process groups",
+        "2.00 ms, 1.50 hidden, 0.50 exposed",
+        "not hidden: they end the run",
+        "note: dropout",
+    ):
         assert line in str(report)

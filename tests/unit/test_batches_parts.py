@@ -47,11 +47,14 @@ class Switching(torch.autograd.Function):
         return gradients[0]
 
 
-class Doubling(TorchDispatchMode):
+switching: Callable[[Tensor], Tensor] = Switching.apply
+
+
+class Doubling(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
     """Sees operators."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self.seen: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -80,11 +83,11 @@ def test_both_parts_have_gradients_after_a_switch_without_grad_mode() -> None:
     weight = torch.tensor(3.0, requires_grad=True)
 
     def part(factor: float) -> Tensor:
-        return Switching.apply(weight * factor) * factor  # type: ignore[no-any-return]
+        return switching(weight * factor) * factor
 
     outputs = interleave(lambda: part(1.0), lambda: part(2.0))
     assert all(each.grad_fn is not None for each in outputs)
-    (outputs[0] + outputs[1]).backward()
+    (outputs[0] + outputs[1]).backward()  # type: ignore[no-untyped-call,unused-ignore]
     assert weight.grad is not None
     assert weight.grad.item() == 5.0
 
@@ -149,7 +152,7 @@ def test_a_mode_around_the_run_is_in_both_parts() -> None:
         outputs = interleave(lambda: (weight * 2).sum(), lambda: (weight * 3).sum())
         assert _get_current_dispatch_mode_stack() == [mode]
     assert mode.seen.count("aten.mul.Tensor") == 2
-    sum(outputs).backward()  # type: ignore[union-attr]
+    sum(outputs).backward()  # type: ignore[no-untyped-call,unused-ignore]
     assert weight.grad is not None
     assert weight.grad.tolist() == [5.0, 5.0]
 
@@ -196,12 +199,14 @@ def test_dropout_in_a_checkpoint_is_the_same_twice(reentrant: bool) -> None:
 
     def part() -> Tensor:
         def block(x: Tensor) -> Tensor:
-            return torch.dropout(Switching.apply(x), 0.5, True)
+            return torch.dropout(switching(x), 0.5, True)
 
-        return checkpoint(block, weight * 1.0, use_reentrant=reentrant).sum()  # type: ignore[no-any-return, union-attr]
+        out: Any = checkpoint(block, weight * 1.0, use_reentrant=reentrant)
+        total: Tensor = out.sum()
+        return total
 
     outputs = interleave(part, part)
-    sum(outputs).backward()
+    sum(outputs).backward()  # type: ignore[no-untyped-call,unused-ignore]
     assert weight.grad is not None
     assert weight.grad.sum().item() == pytest.approx(sum(each.item() for each in outputs))
 
@@ -224,9 +229,9 @@ def test_context_variables_stay_in_their_part() -> None:
 def test_a_warning_of_torch_after_switches_in_functions_does_not_crash() -> None:
     code = (
         "import torch, warnings\n"
-        "from tests.unit.test_batches_parts import Switching, interleave\n"
+        "from tests.unit.test_batches_parts import switching, interleave\n"
         "w = torch.ones(2, requires_grad=True)\n"
-        "f = lambda: Switching.apply(Switching.apply(w)).sum()\n"
+        "f = lambda: switching(switching(w)).sum()\n"
         "for _ in range(3): sum(interleave(f, f, f)).backward()\n"
         "warnings.simplefilter('ignore')\n"
         "torch.set_warn_always(True)\n"
@@ -243,11 +248,11 @@ def own_operator() -> Iterator[Callable[[Tensor], Tensor]]:
     with torch.library._scoped_library("crossfade_test", "DEF") as library:
         library.define("switching(Tensor x) -> Tensor")
 
-        def switching(x: Tensor) -> Tensor:
+        def doubled(x: Tensor) -> Tensor:
             yield_point()
             return x * 2
 
-        library.impl("switching", switching, "CompositeExplicitAutograd")
+        library.impl("switching", doubled, "CompositeExplicitAutograd")
         yield torch.ops.crossfade_test.switching
 
 
@@ -275,14 +280,15 @@ def test_nothing_stops_in_a_backward_or_a_transform() -> None:
     weight = torch.ones(2, requires_grad=True)
 
     def backward() -> None:
-        Switching.apply(weight * 2).sum().backward()
+        switching(weight * 2).sum().backward()  # type: ignore[no-untyped-call,unused-ignore]
 
     def transform() -> Tensor:
         def f(x: Tensor) -> Tensor:
             yield_point()
             return (x * x).sum()
 
-        return torch.func.grad(f)(torch.ones(2))  # type: ignore[no-any-return]
+        gradient: Tensor = torch.func.grad(f)(torch.ones(2))
+        return gradient
 
     run = Run(ProcessGroups())
     _, gradient = run.go([backward, transform])

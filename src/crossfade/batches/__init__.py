@@ -1,9 +1,10 @@
 """Interleaving two batches of an unmodified module: one's communication runs behind the other's computation.
 
-`interleave` wraps a module, `interleaved` a training step, and `yield_point` marks a place at which the other batch may run. From
-there down: `handle` and `steps` are what the user holds; `calibration` (pure) and `report` decide and tell; `parts` runs the batches as
-coroutines, which `interception` makes stop at collectives, `carriers` says how their bytes move, and `thread_state` keeps apart what
-torch keeps per thread; `obstacles`, `fsdp` and `agreement` are for what must not be interleaved, or not silently.
+`interleave` wraps a module, `interleaved` a training step, and `yield_point` marks a place at which the other batch may run.
+From there down: `handle` and `steps` are what the user holds; `tuner` runs each way, `calibration` and `report` (both pure) decide
+and tell; `parts` runs the batches as coroutines, which `interception` makes stop at collectives; `carriers` moves their bytes,
+`thread_state` keeps apart what torch keeps per thread; `obstacles`, `fsdp` and `agreement` are for what must not be interleaved,
+or not silently.
 
 Importing this room imports neither torch nor greenlet: the names are imported when they are first used.
 """

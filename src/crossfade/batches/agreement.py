@@ -36,7 +36,7 @@ class Agreement:
         inside: Any = dist.distributed_c10d
         self.group: ProcessGroup = group if group is not None else inside._get_default_group()
         self._limit = timedelta(seconds=timeout_s)
-        self._store = dist.PrefixStore(f"crossfade.batches {next(_COUNT)}", inside._world.pg_map[self.group][1])
+        self._store = inside.PrefixStore(f"crossfade.batches {next(_COUNT)}", inside._world.pg_map[self.group][1])
         self._numbers: dict[tuple[int, ...], int] = {}
 
     def compare(self, own: str, group: ProcessGroup | None = None) -> None:
@@ -53,8 +53,8 @@ class Agreement:
             self._store.wait([f"{place}{rank}" for rank in ranks], self._limit)
         except (RuntimeError, ValueError):
             raise BatchesError(
-                f"the ranks disagree: rank {me} comes to '{own}', and after {self._limit.total_seconds():g} s not all of {ranks} have "
-                "come to anything",
+                f"the ranks disagree: rank {me} comes to '{own}'; after {self._limit.total_seconds():g} s others of {ranks} have "
+                "come to nothing",
                 hint="each rank has to issue the same collectives in the same order, also without crossfade",
             ) from None
         said = {rank: self._store.get(f"{place}{rank}").decode() for rank in ranks if rank != me}

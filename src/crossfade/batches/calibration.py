@@ -1,7 +1,7 @@
 """Which way is the fastest: a few steps of each in turns, and a choice that all ranks make alike. Pure.
 
-A calibration has at most `MOST_STEPS` steps. The first step of each way warms it up: communicators and buffers are made in it, and the
-ranks compare their collectives. The others are timed, in turns. One batch stays where no way wins by `LEAST_GAIN`.
+A calibration has at most `MOST_STEPS` steps. The first step of each way warms it up: communicators and buffers are made in it, and
+the ranks compare their collectives. The others are timed, in turns. One batch stays where no way wins by `LEAST_GAIN`.
 """
 
 from __future__ import annotations

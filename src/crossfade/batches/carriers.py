@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Carrier", "CopyEngines", "ProcessGroups", "Work", "group_name", "own_stream"]
 
 _inside: Any = dist.distributed_c10d
+_cuda: Any = torch.cuda
 
 
 class Work(Protocol):
@@ -37,12 +38,20 @@ class Carrier(Protocol):
     """Starts the collectives of all parts of a run."""
 
     def start(
-        self, part: int, name: str, original: Callable[..., Any], group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        part: int,
+        name: str,
+        original: Callable[..., Any],
+        group: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """Starts what a method of a process group does; gives its work."""
         ...
 
-    def start_packet(self, part: int, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Work | None]:
+    def start_packet(
+        self, part: int, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Work | None]:
         """Starts a functional collective; gives its outputs, and the work if torch does not keep it with them."""
         ...
 
@@ -71,27 +80,35 @@ class ProcessGroups:
         return made
 
     def _copy(self, group: ProcessGroup) -> ProcessGroup:
-        ranks, backend, options = dist.get_process_group_ranks(group), dist.get_backend(group), None
+        ranks, backend, options = dist.get_process_group_ranks(group), str(dist.get_backend(group)), None
         if self.max_ctas is not None and backend == "nccl":
-            options = dist.ProcessGroupNCCL.Options()
+            options = _inside.ProcessGroupNCCL.Options()
             options.config.max_ctas = self.max_ctas
-        if torch.cuda.is_initialized():
+        if _cuda.is_initialized():
             torch.cuda.synchronize()  # a communicator may be split off one that must have nothing to do then
         if backend not in ("nccl", "gloo"):  # one for each kind of device
             backend = str(_inside._world.pg_backend_config[group])
         made: Any = dist.new_group(ranks, backend=backend, pg_options=options, use_local_synchronization=True)
         # new_group sorts the ranks: where that changes a rank's number in the group, roots and parts would be others.
-        return made if dist.get_process_group_ranks(made) == ranks else group  # type: ignore[no-any-return]
+        return made if dist.get_process_group_ranks(made) == ranks else group  # type: ignore[no-any-return,unused-ignore]
 
     def start(
-        self, part: int, name: str, original: Callable[..., Any], group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        part: int,
+        name: str,
+        original: Callable[..., Any],
+        group: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         for each in (*args, *kwargs.values()):
             if hasattr(each, "asyncOp"):
                 each.asyncOp = True  # else NCCL would take the caller's stream, and gloo the caller's time
         return original(self.of_part(group, part), *args, **kwargs)
 
-    def start_packet(self, part: int, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Work | None]:
+    def start_packet(
+        self, part: int, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Work | None]:
         name = group_name(packet, args)
         if name is not None:
             own = self.of_part(_inside._resolve_process_group(name), part).group_name
@@ -130,21 +147,31 @@ class CopyEngines:
         return found
 
     def start(
-        self, part: int, name: str, original: Callable[..., Any], group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        part: int,
+        name: str,
+        original: Callable[..., Any],
+        group: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         copied = _of_method(name, args)
         if copied is None:
             return self._otherwise.start(part, name, original, group, args, kwargs)
         return self._do(part, group, *copied)
 
-    def start_packet(self, part: int, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Work | None]:
+    def start_packet(
+        self, part: int, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Work | None]:
         name = group_name(packet, args)
         copied = None if name is None or kwargs else _of_packet(str(packet), args)
         if copied is None:
             return self._otherwise.start_packet(part, packet, args, kwargs)
         return copied[2], self._do(part, _inside._resolve_process_group(name), *copied)
 
-    def _do(self, part: int, group: ProcessGroup, act: Callable[..., Any], source: torch.Tensor, out: torch.Tensor) -> Work:
+    def _do(
+        self, part: int, group: ProcessGroup, act: Callable[..., Any], source: torch.Tensor, out: torch.Tensor
+    ) -> Work:
         peers = self.open(group, source.device)
         if source.device.type == "cpu":
             act(source, peers, out, lane=part)
@@ -169,8 +196,8 @@ def _close_lanes(pid: int) -> None:
 
 @cache
 def own_stream(use: str, part: int) -> torch.cuda.Stream:
-    """A part's stream. All handles of a process share them: a GPU has few hardware queues, and streams of one queue wait for each other."""
-    return torch.cuda.Stream()
+    """A part's stream. All handles of a process share them: streams of a hardware queue wait for each other, and a GPU has few."""
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call,unused-ignore]
 
 
 class _Done:
@@ -207,11 +234,15 @@ def _of_method(name: str, args: tuple[Any, ...]) -> _Copied | None:
     match name, args:
         case "allreduce", ([tensor], opts) if opts.reduceOp == dist.ReduceOp.SUM:
             return _fitting(all_reduce, tensor, tensor)
-        case ("all_gather_single" | "_allgather_base"), (out, source, _):
+        case (("all_gather_single" | "_allgather_base"), (out, source, _)):
             return _flat(_fitting(all_gather, source, out))
-        case ("reduce_scatter_single" | "_reduce_scatter_base"), (out, source, opts) if opts.reduceOp == dist.ReduceOp.SUM:
+        case (("reduce_scatter_single" | "_reduce_scatter_base"), (out, source, opts)) if (
+            opts.reduceOp == dist.ReduceOp.SUM
+        ):
             return _flat(_fitting(reduce_scatter, source, out))
-        case ("all_to_all_single" | "alltoall_base"), (out, source, out_sizes, sizes, _) if _are_equal(out_sizes, sizes):
+        case (("all_to_all_single" | "alltoall_base"), (out, source, out_sizes, sizes, _)) if _are_equal(
+            out_sizes, sizes
+        ):
             return _flat(_fitting(all_to_all, source, out))
     return None
 

@@ -1,8 +1,8 @@
 """FSDP2: the batches of a run share each layer's gathered parameters, and its one reduction of gradients.
 
-By itself FSDP2 frees a layer's parameters when the first batch leaves it, under the feet of the other one, and reduces gradients when
-the first batch's backward leaves it. Here both wait for the last batch. That takes torch's private names, which are replaced on each
-group of parameters while a module is interleaved; where torch's version is another one, the whole batch is run.
+By itself FSDP2 frees a layer's parameters when the first batch leaves it, while the other one computes with them, and reduces
+gradients when the first batch's backward leaves it. Here both wait for the last batch. That takes torch's private names, which are
+replaced on each group of parameters of an interleaved module; with another version of torch the whole batch is run.
 
 ==================================  =======================================================================================
 of a group of parameters            what it does here

@@ -46,10 +46,10 @@ def interleave(
     max_ctas: int | None = None,
     timeout_s: float = 60.0,
 ) -> Interleaved:
-    """A handle that is called like the module, and hides the communication of one part of a batch behind another part's computation.
+    """A handle that is called like the module, and hides communication of one part of a batch behind another part's computation.
 
-    The first calls of each kind (shapes, types, training or not) measure the ways in turns, at most 12 of them; then all ranks settle
-    on the fastest, and on the whole batch where no other wins by 2 %. All ranks of the group call it equally often.
+    The first calls of each kind (shapes, types, training or not) measure the ways in turns, at most 12 calls; then all ranks
+    settle on the fastest, and on the whole batch where no other wins by 2 %. All ranks of the group call it equally often.
 
     Args:
         module: any; it is not changed. Its collectives are those of torch.distributed, functional ones and DTensor's included;
@@ -130,7 +130,9 @@ class Runner:
             failed = 1.0
         return maximum([failed], agreement.group, "cuda")[0] == 0.0
 
-    def run(self, step: Step, device: str, calls: Sequence[Callable[[], Any]], *, in_one_stream: bool) -> tuple[list[Any], Run]:
+    def run(
+        self, step: Step, device: str, calls: Sequence[Callable[[], Any]], *, in_one_stream: bool
+    ) -> tuple[list[Any], Run]:
         """Interleaves calls."""
         carrier: Carrier = self._copies if step.way.moves is Moves.COPIES else self._groups
         agreement = self.agreement if step.is_checked else None
@@ -210,7 +212,10 @@ class Interleaved:
         tuner = self._tuners[key] = self._runner.tuner(
             self._device(args, kwargs), key, reason, in_one_stream=self._in_one_stream
         )
-        if any(isinstance(each, nn.modules.dropout._DropoutNd) and each.training and each.p for each in self.module.modules()):
+        if any(
+            isinstance(each, nn.modules.dropout._DropoutNd) and each.training and each.p
+            for each in self.module.modules()
+        ):
             tuner.notes.append("dropout: interleaved batches have other masks than the whole batch")
         return tuner
 
@@ -225,7 +230,8 @@ class Interleaved:
         parts = self._split(args, kwargs, self._runner.num_batches)
         if not parts:
             raise BatchesError(
-                f"a batch has fewer rows than {self._runner.num_batches}", hint="the other ranks split theirs: give more rows"
+                f"a batch has fewer rows than {self._runner.num_batches}",
+                hint="the other ranks split theirs: give more rows",
             )
         calls = [partial(self.module, *part.args, **part.kwargs) for part in parts]
         outputs, run = self._runner.run(step, self._device(args, kwargs), calls, in_one_stream=self._in_one_stream)

@@ -1,9 +1,9 @@
 """Where a collective of an unmodified module is seen: the methods of torch's process groups, and its functional collectives.
 
 Module functions, function modes and dispatch modes each miss some: names that a library imported, what DTensor sends inside an
-operator. All of them come through the two places here. Methods are replaced on the class ``ProcessGroup``, functional collectives in
-the namespaces of ``torch.ops``; so are the ``forward`` of modules that need a look (DDP, batch norms). The replacements are in
-place while something is interleaved and at no other time, and ask first whether this is a part's call.
+operator. All come through the two places here. Methods are replaced on the class ``ProcessGroup``, functional collectives in
+the namespaces of ``torch.ops``; so is the ``forward`` of modules that need a look (DDP, batch norms). The replacements are in place
+while something is interleaved and at no other time, and ask first whether this is a part's call.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 __all__ = ["METHODS", "PACKETS", "Part", "installed"]
 
-METHODS = (
+_NAMES = (
     "allreduce allreduce_coalesced allgather all_gather_single _allgather_base allgather_coalesced all_gather_single_coalesced "
     "allgather_into_tensor_coalesced reduce_scatter reduce_scatter_single _reduce_scatter_base reduce_scatter_single_coalesced "
     "reduce_scatter_tensor_coalesced all_to_all_single alltoall_base alltoall broadcast reduce gather scatter "
     "_start_coalescing _end_coalescing"
-).split()
+)
+METHODS = tuple(_NAMES.split())
 """Methods of process groups, under the names of all versions of torch that are supported."""
 PACKETS = {
     "_c10d_functional": "all_reduce all_reduce_ all_reduce_coalesced all_gather_into_tensor all_gather_into_tensor_coalesced "
@@ -39,7 +40,9 @@ _MODULES = (DistributedDataParallel, _BatchNorm, torch.nn.SyncBatchNorm)
 class Part(Protocol):
     """What a replacement calls, if the caller is a part that listens."""
 
-    def on_method(self, name: str, original: Callable[..., Any], group: Any, args: tuple[Any, ...], kwargs: Any) -> Any: ...
+    def on_method(
+        self, name: str, original: Callable[..., Any], group: Any, args: tuple[Any, ...], kwargs: Any
+    ) -> Any: ...
 
     def on_packet(self, packet: Any, args: tuple[Any, ...], kwargs: Any) -> Any: ...
 

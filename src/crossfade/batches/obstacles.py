@@ -35,7 +35,7 @@ def why_one_batch(module: nn.Module) -> str:
 
 
 def guard_backward(outputs: Iterable[Any], why: str) -> None:
-    """Raises in the second backward that comes to one of the outputs: the gradients of one backward are reduced without the others'."""
+    """Raises in the second backward that comes to one of the outputs: the first one's gradients are summed without the second's."""
     first: list[int] = []
 
     def look(_: torch.Tensor) -> None:
@@ -50,4 +50,4 @@ def guard_backward(outputs: Iterable[Any], why: str) -> None:
 
     for leaf in pytree.tree_leaves(list(outputs)):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.grad_fn is not None:
-            leaf.register_hook(look)
+            leaf.register_hook(look)  # type: ignore[no-untyped-call,unused-ignore]

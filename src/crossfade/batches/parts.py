@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ except ImportError:
 __all__ = ["Part", "Run", "current_part", "why_atomic", "yield_point"]
 
 _C: Any = torch._C
+_inside: Any = torch.distributed.distributed_c10d
 _AUTOGRAD = _C.DispatchKey.AutogradOther
 _OPERATORS = sys.modules["torch._ops"].__file__
 
@@ -78,7 +80,7 @@ def why_atomic() -> str:
     return ""
 
 
-class Part(greenlet):
+class Part(greenlet):  # type: ignore[misc,unused-ignore]
     """One batch of a run.
 
     Attributes:
@@ -233,7 +235,9 @@ class Run:
     def go(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """Runs the calls, and gives what they returned. The first error of a part is raised, and the other parts are ended."""
         if isinstance(getcurrent(), Part):
-            raise BatchesError("a batch is interleaved inside another one", hint="interleave the outer module, or the inner one")
+            raise BatchesError(
+                "a batch is interleaved inside another one", hint="interleave the outer module, or the inner one"
+            )
         caller = torch.cuda.current_stream() if self._streams else None
         for stream in self._streams:
             stream.wait_stream(caller)
@@ -256,7 +260,9 @@ class Run:
                 caller.wait_stream(stream)  # type: ignore[union-attr]
         self._end = mark(on_gpu=self.on_gpu) if self.records else None
         if self.agreement is not None:
-            self.agreement.compare(f"the end, after {', '.join(str(part.num_collectives) for part in self.parts)} collectives")
+            self.agreement.compare(
+                f"the end, after {', '.join(str(part.num_collectives) for part in self.parts)} collectives"
+            )
         return [part.result for part in self.parts]
 
     def _take_turns(self) -> None:
@@ -274,13 +280,13 @@ class Run:
         """Ends parts in the middle: what they have to tidy up runs, with their state, and without further stops."""
         for part in alive:
             part.is_abandoned = True
-            part.state = part.state.turn(lambda part=part: part.throw(GreenletExit))
+            part.state = part.state.turn(partial(part.throw, GreenletExit))
 
     @staticmethod
     def group_of_packet(packet: Any, args: tuple[Any, ...]) -> Any:
         """The process group that a functional collective names."""
         name = group_name(packet, args)
-        return None if name is None else torch.distributed.distributed_c10d._resolve_process_group(name)
+        return None if name is None else _inside._resolve_process_group(name)
 
     def timeline(self) -> tuple[list[CollectiveSpan], float]:
         """The recorded collectives of all parts, and the length of the run in microseconds. Waits for the GPU."""

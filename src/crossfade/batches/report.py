@@ -108,9 +108,15 @@ def why_no_gain(medians_ms: Mapping[Way, float], host_ms: Mapping[Way, Sequence[
     if counts.stops and not sum(counts.stops):
         return f"{said}; no collective could be left waiting ({', '.join(counts.atomic)})"
     if host_ms.get(best) and statistics.median(host_ms[best]) >= MOSTLY * others[best]:
-        hint = "" if best.is_captured else ": capture=True removes them where shapes are fixed and the call needs no gradient"
+        hint = (
+            ""
+            if best.is_captured
+            else ": capture=True removes them where shapes are fixed and the call needs no gradient"
+        )
         return f"{said}; it is bound by launches{hint}"
-    return f"{said}; halves compute less efficiently, contend with their communication, or the GPU is at its power limit"
+    return (
+        f"{said}; halves compute less efficiently, contend with their communication, or the GPU is at its power limit"
+    )
 
 
 def why_not_hidden(counts: Counts, hidden_ms: float, exposed_ms: float) -> str:
@@ -121,4 +127,6 @@ def why_not_hidden(counts: Counts, hidden_ms: float, exposed_ms: float) -> str:
     if counts.atomic:
         number = sum(counts.atomic.values())
         return f"{number} collectives were waited for at once ({', '.join(counts.atomic)})"
-    return "the batches' collectives take longer than what the other batch computes beside them, or begin and end the run"
+    return (
+        "the batches' collectives take longer than what the other batch computes beside them, or begin and end the run"
+    )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CollectiveSpan", "Mark", "exposed_us", "mark", "us_between", "union_us"]
+__all__ = ["CollectiveSpan", "Mark", "exposed_us", "mark", "union_us", "us_between"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,8 @@ def mark(*, on_gpu: bool) -> Mark:
         return time.perf_counter_ns()
     import torch
 
-    event = torch.cuda.Event(enable_timing=True)
+    cuda: Any = torch.cuda
+    event = cuda.Event(enable_timing=True)
     event.record()
     return event
 

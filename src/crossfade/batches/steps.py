@@ -92,18 +92,19 @@ class InterleavedSteps:
         self._tuners: dict[tuple[str, ...], Tuner] = {}
         self._last: Tuner | None = None
         self._parts: list[StepPart] = []
+        self._on_gpu = False
         self._step: Step | None = None
         self._run: Run | None = None
 
     def __enter__(self) -> Self:
-        self._parts, self._step, self._run = [], None, None
+        self._parts, self._step, self._run, self._on_gpu = [], None, None, False
         return self
 
     def __call__(self, function: Callable[..., Any], *args: Any, weight: float = 1.0, **kwargs: Any) -> StepPart:
         """Adds a batch. ``weight``: of its loss in the mean that `backward` takes; rows, or tokens."""
         part = StepPart(partial(function, *args, **kwargs), weight, signature((args, kwargs)))
-        part_device = any(isinstance(each, torch.Tensor) and each.is_cuda for each in pytree.tree_leaves((args, kwargs)))
-        self._on_gpu = part_device or (bool(self._parts) and self._on_gpu)
+        on_gpu = any(isinstance(each, torch.Tensor) and each.is_cuda for each in pytree.tree_leaves((args, kwargs)))
+        self._on_gpu = self._on_gpu or on_gpu
         self._parts.append(part)
         return part
 
@@ -113,17 +114,21 @@ class InterleavedSteps:
         total = sum(part.weight for part in self._parts)
         loss = sum(result * (part.weight / total) for result, part in zip(results, self._parts, strict=True))
         if not isinstance(loss, torch.Tensor) or loss.dim():
-            raise BatchesError("a batch's loss is not a single number", hint="the functions of a step return their loss")
-        loss.backward()
+            raise BatchesError(
+                "a batch's loss is not a single number", hint="the functions of a step return their loss"
+            )
+        loss.backward()  # type: ignore[no-untyped-call,unused-ignore]
         return loss.detach()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if kind is None and self._parts:
-            results = self._finish_forward()
-            assert self._step is not None and self._last is not None, "the forward has run"
-            self._last.finish(self._step, results if self._step.is_timed else None, self._run)
+            self._finish_forward()
+            step, tuner = self._step, self._last
+            assert step is not None, "the forward has run"
+            assert tuner is not None, "the forward has run"
+            tuner.finish(step, None, self._run)  # with its backward
         self._parts, self._run = [], None
 
     def report(self) -> BatchesReport:

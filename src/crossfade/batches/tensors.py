@@ -22,7 +22,7 @@ class Call(NamedTuple):
 
 
 def split_batch(args: tuple[Any, ...], kwargs: dict[str, Any], num_batches: int) -> list[Call]:
-    """Splits all tensors that have as many rows as the first one, in lists, tuples and dictionaries too; all else goes to every batch.
+    """Splits all tensors that have as many rows as the first one, in containers too; all else goes to every batch.
 
     Gives an empty list where there is no tensor with enough rows. Batches differ by one row at most.
     """
@@ -54,7 +54,9 @@ def join_outputs(outputs: Sequence[Any], num_rows: Sequence[int]) -> Any:
     """
     flat, specs = zip(*map(pytree.tree_flatten, outputs), strict=True)
     if any(spec != specs[0] for spec in specs):
-        raise BatchesError("the batches' outputs have different structures", hint="interleave(join=...) joins them as you say")
+        raise BatchesError(
+            "the batches' outputs have different structures", hint="interleave(join=...) joins them as you say"
+        )
     return pytree.tree_unflatten([_join(leaves, num_rows) for leaves in zip(*flat, strict=True)], specs[0])
 
 
@@ -63,7 +65,9 @@ def _join(leaves: tuple[Any, ...], num_rows: Sequence[int]) -> Any:
     if isinstance(first, torch.Tensor):
         if not first.dim():
             if not first.is_floating_point():
-                raise BatchesError(f"an output is a single {first.dtype}", hint="interleave(join=...) joins it as you say")
+                raise BatchesError(
+                    f"an output is a single {first.dtype}", hint="interleave(join=...) joins it as you say"
+                )
             return sum(leaf * (rows / sum(num_rows)) for leaf, rows in zip(leaves, num_rows, strict=True))
         lengths = {leaf.shape[0] / rows for leaf, rows in zip(leaves, num_rows, strict=True)}
         if len(lengths) == 1 and first.shape[0] % num_rows[0] == 0:

@@ -36,8 +36,12 @@ import torch
 __all__ = ["ThreadState", "can_exchange_warning_handlers", "seeded"]
 
 _C: Any = torch._C
+_cuda: Any = torch.cuda
 _NAMES = "_ZN3c1012WarningUtils19{}E{}"
-_GETTER, _SETTER = _NAMES.format("get_warning_handler", "v"), _NAMES.format("set_warning_handler", "PNS_14WarningHandlerE")
+_GETTER, _SETTER = (
+    _NAMES.format("get_warning_handler", "v"),
+    _NAMES.format("set_warning_handler", "PNS_14WarningHandlerE"),
+)
 
 
 @cache
@@ -105,7 +109,7 @@ class ThreadState(NamedTuple):
         """Reads everything, and pops the modes."""
         included, excluded = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
         handlers, frames = _warning_handlers(), _frame_callbacks()
-        on_gpu = torch.cuda.is_initialized()
+        on_gpu = _cuda.is_initialized()
         return cls(
             grad=torch.is_grad_enabled(),
             forward_grad=_C._is_fwd_grad_enabled(),
@@ -116,7 +120,9 @@ class ThreadState(NamedTuple):
             function_modes=_popped(_C._len_torch_function_stack, _C._pop_torch_function_stack),
             function_state=_C._get_torch_function_state(),
             hooks=_popped_hooks(),
-            autocast=[(torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in _autocast_devices()],
+            autocast=[
+                (torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in _autocast_devices()
+            ],
             autocast_cache=torch.is_autocast_cache_enabled(),
             cpu_generator=torch.default_generator.get_state(),
             gpu_generator=_gpu_generator().graphsafe_get_state() if on_gpu and not _is_capturing() else None,
@@ -152,8 +158,10 @@ class ThreadState(NamedTuple):
             handlers[1](self.warning_handler)
 
     def turn(self, act: Callable[[], Any]) -> ThreadState:
-        """Calls with this state, and gives the state that was left. The thread has its dispatch keys and inference mode again then, and
-        the rest as `take` leaves it: whoever has several turns takes the thread's own state before the first, and puts it back.
+        """Calls with this state, and gives the state that was left.
+
+        The thread has its dispatch keys and inference mode again then, and the rest as `take` leaves it: whoever has several turns
+        takes the thread's own state before the first, and puts it back.
         """
         with _C._InferenceMode(self.inference), _C._ForceDispatchKeyGuard(self.included, self.excluded):
             self.put()

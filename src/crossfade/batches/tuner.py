@@ -88,7 +88,9 @@ class Tuner:
         is_interleaved = step.way.moves is not Moves.ONE
         step.is_checked = is_interleaved and step.way not in self._is_checked and not step.way.is_captured
         self._is_checked.add(step.way)
-        step.records = trial is None and is_interleaved and not (step.is_checked or self._has_recorded or step.way.is_captured)
+        step.records = (
+            trial is None and is_interleaved and not (step.is_checked or self._has_recorded or step.way.is_captured)
+        )
         step.begin = mark(on_gpu=self.on_gpu) if step.is_timed else None
         step.began_s = time.perf_counter()
         return step
@@ -130,7 +132,9 @@ class Tuner:
             medians = maximum(medians, self._agreement.group, self._device)
         self._medians_ms = dict(zip(calibration.ways, medians, strict=True))
         if len(set(self._shapes.values())) > 1:
-            self.fall_back("joined outputs have other shapes than those of one batch: interleave(join=...) joins them as you say")
+            self.fall_back(
+                "joined outputs have other shapes than those of one batch: interleave(join=...) joins them as you say"
+            )
             return
         self.chosen = choose(self._medians_ms)
         if self.chosen.moves is Moves.ONE:
@@ -173,8 +177,11 @@ class Tuner:
 
 def _at_end_of_backward(output: Any, act: Callable[[], Any]) -> None:
     """Calls when the first backward through the output has ended."""
-    tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None]
+    tensors = [
+        leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None
+    ]
     if not tensors:
         return
     engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined,unused-ignore]
-    tensors[0].register_hook(lambda _: engine.queue_callback(act))
+    hooked: Any = tensors[0]
+    hooked.register_hook(lambda _: engine.queue_callback(act))
