@@ -136,15 +136,12 @@ class CopyEngines:
 
     def open(self, group: ProcessGroup, device: torch.device) -> PeerGroup:
         """The shared buffers of a group, with a lane a part; all handles of a process share them. Collective when they are made."""
-        found = _LANES.get(group)
-        if found is None or found.num_lanes < self._num_parts:
-            if found is not None:
-                found.close()
-            found = open_group(group, device=device, num_lanes=self._num_parts, is_replayable=True)
-            _LANES[group] = found
+        place = group, self._num_parts
+        if place not in _LANES:
+            _LANES[place] = open_group(group, device=device, num_lanes=self._num_parts, is_replayable=True)
             atexit.unregister(_close_lanes)
             atexit.register(_close_lanes, os.getpid())
-        return found
+        return _LANES[place]
 
     def start(
         self,
@@ -183,7 +180,7 @@ class CopyEngines:
             return _OnStream(stream.record_event(), (source, out))
 
 
-_LANES: dict[ProcessGroup, PeerGroup] = {}
+_LANES: dict[tuple[ProcessGroup, int], PeerGroup] = {}
 
 
 def _close_lanes(pid: int) -> None:

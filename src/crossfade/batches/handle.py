@@ -202,6 +202,7 @@ class Interleaved:
         modes = (
             "training" if self.module.training else "evaluation",
             "with gradients" if torch.is_grad_enabled() else "without gradients",
+            *(f"autocast on {kind}" for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)),
         )
         return (*modes, *signature((args, kwargs))) if self._per_shape else modes
 
@@ -249,8 +250,8 @@ class Interleaved:
                 del graphs[way]
         call = graphs.get(step.way)
         if call is None:
-            plain = Step(Way(step.way.moves))
-            self._run(plain, args, kwargs)  # communicators and buffers are there then
-            call = graphs[step.way] = CapturedCall(lambda *a, **k: self._run(plain, a, k)[0], args, kwargs)
+            plain = Way(step.way.moves)
+            self._run(Step(plain, is_checked=True), args, kwargs)  # communicators and buffers are there then
+            call = graphs[step.way] = CapturedCall(lambda *a, **k: self._run(Step(plain), a, k)[0], args, kwargs)
             tuner.restart(step)
         return call(*args, **kwargs), None

@@ -61,6 +61,7 @@ class Tuner:
         self.notes: list[str] = []
         self.chosen: Way | None = ways[0] if len(ways) == 1 else None
         self.reason = reason or "it is being measured"
+        self._obstacle = reason
         self._agreement = agreement
         self._device = device
         self._num_batches = num_batches
@@ -137,7 +138,9 @@ class Tuner:
             )
             return
         self.chosen = choose(self._medians_ms)
-        if self.chosen.moves is Moves.ONE:
+        if self._obstacle:
+            self.reason = self._obstacle
+        elif self.chosen.moves is Moves.ONE:
             self.reason = why_no_gain(self._medians_ms, calibration.host_ms, self._counts)
         else:
             single = min(taken for way, taken in self._medians_ms.items() if way.moves is Moves.ONE)
