@@ -53,14 +53,16 @@ def _sharded(config: Any) -> tuple[Any, Any]:
 def _check(config: Any) -> None:
     whole, model = _sharded(config)
     tokens = torch.randint(0, 64, (4, 12), generator=torch.Generator().manual_seed(1))
+    handle = interleave(model, way=GROUPS)
     for checkpointed in (False, True):
-        handle = interleave(model, way=GROUPS)
         for each in (whole, model):
             each.train()
             if checkpointed:
                 each.gradient_checkpointing_enable()
         with quiet():
-            outputs = [_logits(call, module, tokens) for call, module in ((handle, model), (model, model), (whole, whole))]
+            outputs = [
+                _logits(call, module, tokens) for call, module in ((handle, model), (model, model), (whole, whole))
+            ]
         for logits, found in outputs[1:]:
             _near(outputs[0][0], logits)
             for ours, theirs in zip(outputs[0][1], found, strict=True):

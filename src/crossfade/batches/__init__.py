@@ -1,10 +1,10 @@
 """Interleaving two batches of an unmodified module: one's communication runs behind the other's computation.
 
-`interleave` wraps a module, `interleaved` a training step, and `yield_point` marks a place at which the other batch may run.
-From there down: `handle` and `steps` are what the user holds; `tuner` runs each way, `calibration` and `report` (both pure) decide
-and tell; `parts` runs the batches as coroutines, which `interception` makes stop at collectives; `carriers` moves their bytes,
-`thread_state` keeps apart what torch keeps per thread; `obstacles`, `fsdp` and `agreement` are for what must not be interleaved,
-or not silently.
+`interleave` wraps a module, `interleaved` a training step, and `yield_point` marks a place at which the other batch may run:
+`entry`. From there down: `handle` and `steps` are what the user holds; `tuner` runs each way, `calibration` and `report` (both pure)
+decide and tell; `parts` runs the batches as coroutines, which `interception` makes stop at collectives; `carriers` moves their
+bytes, `thread_state` keeps apart what torch keeps per thread; `obstacles`, `fsdp` and `agreement` are for what must not be
+interleaved, or not silently.
 
 Importing this room imports neither torch nor greenlet: the names are imported when they are first used.
 """
@@ -15,21 +15,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from crossfade.batches.handle import Interleaved, interleave
-    from crossfade.batches.parts import yield_point
+    from crossfade.batches.entry import interleave, interleaved, yield_point
+    from crossfade.batches.handle import Interleaved
     from crossfade.batches.report import BatchesReport
-    from crossfade.batches.steps import InterleavedSteps, interleaved
+    from crossfade.batches.steps import InterleavedSteps
+    from crossfade.batches.tensors import Call
 
-__all__ = ["BatchesReport", "Interleaved", "InterleavedSteps", "interleave", "interleaved", "yield_point"]
+__all__ = ["BatchesReport", "Call", "Interleaved", "InterleavedSteps", "interleave", "interleaved", "yield_point"]
 
-_FILE_OF = {
-    "BatchesReport": "report",
-    "Interleaved": "handle",
-    "InterleavedSteps": "steps",
-    "interleave": "handle",
-    "interleaved": "steps",
-    "yield_point": "parts",
+_FILES = {
+    "entry": "interleave interleaved yield_point",
+    "handle": "Interleaved",
+    "report": "BatchesReport",
+    "steps": "InterleavedSteps",
+    "tensors": "Call",
 }
+_FILE_OF = {name: file for file, names in _FILES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

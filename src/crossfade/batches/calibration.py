@@ -28,6 +28,13 @@ class Moves(StrEnum):
     COPIES = "copy engines"
     """Interleaved, by `crossfade.peers`, without multiprocessors."""
 
+    @classmethod
+    def of(cls, name: str | None) -> Moves | None:
+        """What a user asked for, if anything."""
+        if name is not None and name not in list(cls):
+            raise ValueError(f"there is no way '{name}'\nhint: one of {', '.join(cls)}, or None to measure")
+        return None if name is None else cls(name)
+
 
 @dataclass(frozen=True, slots=True)
 class Way:

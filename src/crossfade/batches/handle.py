@@ -1,4 +1,4 @@
-"""`interleave`: a module whose calls are run in the fastest way: the whole batch, or parts of it that take turns at collectives."""
+"""A module whose calls are run in the fastest way: the whole batch, or parts of it that take turns at collectives."""
 
 from __future__ import annotations
 
@@ -20,61 +20,17 @@ from crossfade.batches.fsdp import share_parameters
 from crossfade.batches.obstacles import guard_backward, why_one_batch
 from crossfade.batches.parts import Run, current_part
 from crossfade.batches.report import BatchesReport
-from crossfade.batches.tensors import Call, join_outputs, signature, split_batch
+from crossfade.batches.tensors import Call, signature
 from crossfade.batches.tuner import Step, Tuner
 from crossfade.errors import BatchesError, CrossfadeError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Interleaved", "Runner", "interleave"]
+__all__ = ["Interleaved", "Join", "Runner", "Split"]
 
-Split = Callable[[tuple[Any, ...], dict[str, Any], int], Sequence[Call]]
+Split = Callable[[tuple[Any, ...], dict[str, Any], int], Sequence[Any]]
 Join = Callable[[Sequence[Any], Sequence[int]], Any]
-
-
-def interleave(
-    module: nn.Module,
-    num_batches: int = 2,
-    *,
-    split: Split = split_batch,
-    join: Join = join_outputs,
-    group: ProcessGroup | None = None,
-    way: str | None = None,
-    capture: bool = False,
-    per_shape: bool = True,
-    max_ctas: int | None = None,
-    timeout_s: float = 60.0,
-) -> Interleaved:
-    """A handle that is called like the module, and hides communication of one part of a batch behind another part's computation.
-
-    The first calls of each kind (shapes, types, training or not) measure the ways in turns, at most 12 calls; then all ranks
-    settle on the fastest, and on the whole batch where no other wins by 2 %. All ranks of the group call it equally often.
-
-    Args:
-        module: any; it is not changed. Its collectives are those of torch.distributed, functional ones and DTensor's included;
-            `yield_point` stands for others.
-        num_batches: parts of a batch.
-        split: gives the parts, each a `Call`; by default tensors are split along their first dimension.
-        join: gives the output, of the parts' outputs and numbers of rows.
-        group: the ranks that call it; None for the default group.
-        way: ``"one batch"``, ``"process groups"`` or ``"copy engines"``: nothing is measured, and this is done.
-        capture: also measure CUDA graphs, for calls without gradients. The module must do the same work in each call of one kind.
-        per_shape: measure again when shapes change. False: ranks may have inputs of different shapes.
-        max_ctas: the most blocks of NCCL's kernels in the groups of later parts; None for NCCL's choice.
-        timeout_s: how long ranks wait for each other where they compare.
-
-    Raises:
-        MissingDependency: there is no greenlet.
-        ValueError: an argument makes no sense.
-    """
-    if num_batches < 2:
-        raise ValueError(f"num_batches is {num_batches}\nhint: 2 or more")
-    if way is not None and way not in list(Moves):
-        raise ValueError(f"there is no way '{way}'\nhint: one of {', '.join(Moves)}, or None to measure")
-    fixed = None if way is None else Moves(way)
-    runner = Runner(num_batches, group, fixed, capture, max_ctas, timeout_s)
-    return Interleaved(module, runner, split, join, per_shape=per_shape)
 
 
 class Runner:
@@ -228,7 +184,7 @@ class Interleaved:
     def _run(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Run | None]:
         if step.way.moves is Moves.ONE:
             return self.module(*args, **kwargs), None
-        parts = self._split(args, kwargs, self._runner.num_batches)
+        parts = [Call(*part) for part in self._split(args, kwargs, self._runner.num_batches)]
         if not parts:
             raise BatchesError(
                 f"a batch has fewer rows than {self._runner.num_batches}",

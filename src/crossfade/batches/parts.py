@@ -37,7 +37,7 @@ try:
 except ImportError:
     raise MissingDependency("greenlet", extra="batches", needed_for="interleaving batches") from None
 
-__all__ = ["Part", "Run", "current_part", "why_atomic", "yield_point"]
+__all__ = ["Part", "Run", "current_part", "why_atomic"]
 
 _C: Any = torch._C
 _inside: Any = torch.distributed.distributed_c10d
@@ -49,16 +49,6 @@ def current_part() -> Part | None:
     """The part whose code this is; None outside a run, and in a greenlet that the part's own code has made."""
     here = getcurrent()
     return here if type(here) is Part else None
-
-
-def yield_point() -> None:
-    """The other batch may run here, up to its own next collective or `yield_point`. For communication that is not torch's.
-
-    All ranks and all batches have to come here equally often. Outside an interleaved run it does nothing.
-    """
-    part = current_part()
-    if part is not None:
-        part.on_yield_point()
 
 
 def why_atomic() -> str:

@@ -1,4 +1,4 @@
-"""`interleaved`: the batches of a whole training step, as the user has them, and one backward on their weighted sum."""
+"""The batches of a whole training step, as the user has them, and one backward on the mean of their losses."""
 
 from __future__ import annotations
 
@@ -22,31 +22,7 @@ from crossfade.errors import BatchesError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["InterleavedSteps", "StepPart", "interleaved"]
-
-
-def interleaved(
-    *,
-    group: ProcessGroup | None = None,
-    way: str | None = None,
-    per_shape: bool = True,
-    max_ctas: int | None = None,
-    timeout_s: float = 60.0,
-) -> InterleavedSteps:
-    """Training steps of several batches that take turns at collectives. Keep it, and enter it once a step::
-
-        steps = crossfade.interleaved()
-        for first, second in batches:
-            with steps as run:
-                run(loss_of, first, weight=len(first))
-                run(loss_of, second, weight=len(second))
-                loss = run.backward()
-
-    The arguments are those of `interleave`; ``"one batch"`` here means one batch after the other.
-    """
-    if way is not None and way not in list(Moves):
-        raise ValueError(f"there is no way '{way}'\nhint: one of {', '.join(Moves)}, or None to measure")
-    return InterleavedSteps(group, None if way is None else Moves(way), per_shape, max_ctas, timeout_s)
+__all__ = ["InterleavedSteps", "StepPart"]
 
 
 class StepPart:
@@ -79,7 +55,7 @@ class StepPart:
 
 
 class InterleavedSteps:
-    """What `interleaved` gives. Entered once a step; called with a function and its arguments, once a batch."""
+    """What `crossfade.interleaved` gives. Entered once a step; called with a function and its arguments, once a batch."""
 
     def __init__(
         self, group: ProcessGroup | None, fixed: Moves | None, per_shape: bool, max_ctas: int | None, timeout_s: float
