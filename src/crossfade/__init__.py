@@ -84,9 +84,10 @@ _ROOMS = {
     ),
     "crossfade.batches.entry": "interleave interleaved yield_point",
     "crossfade.errors": (
-        "ActorDiedError ActorError ActorStartError BatchesError CapacityExceeded ChannelBroken ChannelClosed ChannelError "
-        "ChannelTimeout CrossfadeError DeviceError GetTimeoutError GraphClosed GraphError MissingDependency MutatedValueError PlanError "
-        "PlanSyntaxError SessionError StaticShapeError TaskError TeardownTimeout TimedOut TraceError UnknownActor UnknownTransport"
+        "ActorDiedError ActorError ActorStartError BatchesError CapacityExceeded ChannelBroken ChannelClosed "
+        "ChannelError ChannelTimeout CrossfadeError DeviceError GetTimeoutError GraphClosed GraphError "
+        "MissingDependency MutatedValueError PlanError PlanSyntaxError SessionError StaticShapeError TaskError "
+        "TeardownTimeout TimedOut TraceError UnknownActor UnknownTransport"
     ),
     "crossfade.graph.nodes": "InputNode MultiOutputNode",
     "crossfade.plan.parse": "parse_plan",

@@ -42,6 +42,19 @@ __all__ = ["Part", "Run", "current_part", "why_atomic"]
 _C: Any = torch._C
 _inside: Any = torch.distributed.distributed_c10d
 _AUTOGRAD = _C.DispatchKey.AutogradOther
+_EQUAL = {
+    *(
+        "allreduce",
+        "all_reduce",
+        "broadcast",
+        "reduce",
+        "all_gather_single",
+        "_allgather_base",
+        "all_gather_into_tensor",
+    ),
+    *("reduce_scatter_single", "_reduce_scatter_base", "reduce_scatter_tensor"),
+}
+"""Collectives to which all ranks bring equally many bytes."""
 _OPERATORS = sys.modules["torch._ops"].__file__
 
 
@@ -167,7 +180,8 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
         owner = self.owner
         if owner.agreement is not None:
             with self.quiet():
-                owner.agreement.compare(f"batch {self.index}, {name} of {_size(args)} bytes", group)
+                size = f" of {_size(args)} bytes" if name in _EQUAL else ""
+                owner.agreement.compare(f"batch {self.index}, {name}{size}", group)
         return mark(on_gpu=owner.on_gpu) if owner.records else None
 
     def _after(self, name: str, args: tuple[Any, ...], begin: Mark) -> None:
