@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import crossfade
 
-WIDTH, NUM_LAYERS, NUM_TOKENS = 256, 4, 64
+WIDTH, NUM_LAYERS, NUM_TOKENS = 64, 4, 32
 
 
 class Block(nn.Module):

@@ -11,14 +11,14 @@ pytest.importorskip("torch", reason="batches are torch's")
 pytest.importorskip("greenlet", reason="parts are greenlets: pip install crossfade[batches]")
 
 from tests.helpers.batches_cases import CASES, meet, random_models
-from tests.helpers.ranks import run_cases
+from tests.helpers.ranks import Case, run_cases
 
 BLOCK, NUM_MODELS = 50, 500
 
 
 @pytest.mark.parametrize("first", range(0, NUM_MODELS, BLOCK))
 def test_random_models(first: int, tmp_path: Path) -> None:
-    cases = {"models": partial(random_models, first=first, number=BLOCK), "meet": meet}
+    cases: dict[str, Case] = {"models": partial(random_models, first=first, number=BLOCK), "meet": meet}
     assert run_cases(cases, 2, "cpu", tmp_path, 300) == {name: ["ok", "ok"] for name in cases}
 
 

@@ -26,6 +26,7 @@ from crossfade.batches import yield_point
 from crossfade.batches.carriers import ProcessGroups
 from crossfade.batches.interception import METHODS, PACKETS, installed
 from crossfade.batches.parts import Run, current_part, why_atomic
+from crossfade.batches.thread_state import ThreadState
 from crossfade.errors import BatchesError
 
 
@@ -358,3 +359,60 @@ def test_what_was_replaced_is_put_back() -> None:
 def test_a_yield_point_outside_a_run_does_nothing() -> None:
     yield_point()
     assert why_atomic() == ""
+
+
+def test_an_interrupt_between_turns_ends_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[str]()
+
+    def waits() -> None:
+        try:
+            with torch.no_grad():
+                yield_point()
+        finally:
+            seen.append(f"cleaned up, gradients {torch.is_grad_enabled()}")
+
+    run = Run(ProcessGroups())
+    turn, turns = ThreadState.turn, iter(range(9))
+
+    def interrupted(state: ThreadState, act: Callable[[], Any]) -> ThreadState:
+        left = turn(state, act)
+        if next(turns) == 1:
+            raise KeyboardInterrupt
+        return left
+
+    monkeypatch.setattr(ThreadState, "turn", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.go([waits, waits])
+    assert len(seen) == 2
+    assert torch.is_grad_enabled()
+
+
+def test_a_run_keeps_nothing_of_its_parts() -> None:
+    import gc
+    import weakref
+
+    held = list[weakref.ref[Tensor]]()
+
+    def part() -> Tensor:
+        out = torch.ones(3)
+        held.append(weakref.ref(out))
+        yield_point()
+        return out
+
+    run = Run(ProcessGroups())
+    run.go([part, part])
+    gc.collect()
+    assert [each() for each in held] == [None, None]
+    assert [part.num_collectives for part in run.parts] == [1, 1]
+
+
+def test_without_greenlet_the_error_names_the_extra() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['greenlet'] = None\n"
+        "import crossfade, torch\n"
+        "try: crossfade.interleave(torch.nn.Linear(1, 1))\n"
+        "except crossfade.MissingDependency as error: print(error.hint)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == "pip install 'crossfade[batches]'", done.stderr

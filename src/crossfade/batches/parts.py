@@ -90,7 +90,7 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
         index: which, from 0.
         state: what torch keeps per thread, between its turns.
         result, error: how it ended.
-        num_collectives, num_stops: collectives that it issued, and places where it let the others run.
+        num_collectives, num_stops: collectives and yield points that it came to, and those where it let the others run.
         atomic: why it did not stop at the others, with how often.
         spans: where the run records them: name, bytes, begin, end.
     """
@@ -118,6 +118,10 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
             pass
         except BaseException as error:
             self.error = error
+
+    def forget(self) -> None:
+        """Drops what it held: its call, its result, and the modes that its state has."""
+        del self.call, self.result, self.state
 
     # what the interception calls
 
@@ -199,11 +203,11 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """Inside, collectives are not seen, and nothing stops."""
-        self._is_quiet = True
+        before, self._is_quiet = self._is_quiet, True
         try:
             yield
         finally:
-            self._is_quiet = False
+            self._is_quiet = before
 
 
 class Run:
@@ -246,8 +250,8 @@ class Run:
         for stream in self._streams:
             stream.wait_stream(caller)
         self._begin = mark(on_gpu=self.on_gpu) if self.records else None
-        outer = ThreadState.take()
         installed.enter(current_part)
+        outer = ThreadState.take()
         try:
             self.parts = [
                 Part(self, index, call, seeded(outer, self._streams[index] if self._streams else None))
@@ -267,18 +271,24 @@ class Run:
             self.agreement.compare(
                 f"the end, after {', '.join(str(part.num_collectives) for part in self.parts)} collectives"
             )
-        return [part.result for part in self.parts]
+        results = [part.result for part in self.parts]
+        for part in self.parts:
+            part.forget()  # a run is kept for its counts and spans only
+        return results
 
     def _take_turns(self) -> None:
         alive = list(self.parts)
-        while alive:
-            for part in tuple(alive):
-                part.state = part.state.turn(part.switch)
-                if part.dead:
-                    alive.remove(part)
-                    if part.error is not None:
-                        self._abandon(alive)
-                        raise part.error
+        try:
+            while alive:
+                for part in tuple(alive):
+                    part.state = part.state.turn(part.switch)
+                    if part.dead:
+                        alive.remove(part)
+                        if part.error is not None:
+                            raise part.error
+        except BaseException:  # an interrupt may also come between two turns
+            self._abandon(alive)
+            raise
 
     def _abandon(self, alive: list[Part]) -> None:
         """Ends parts in the middle: what they have to tidy up runs, with their state, and without further stops."""

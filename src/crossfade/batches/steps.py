@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["InterleavedSteps", "StepPart"]
 
 
+_BATCH_NORM = "batch norm: each batch has statistics of its own, and the running ones are updated by all"
+
+
 class StepPart:
     """One batch of a step: a call that runs when all batches are known.
 
@@ -128,6 +131,8 @@ class InterleavedSteps:
             else:
                 device = "cuda" if self._on_gpu else "cpu"
                 results, self._run = runner.run(step, device, calls, in_one_stream=False)
+                if self._run.has_batch_norm and _BATCH_NORM not in tuner.notes:
+                    tuner.notes.append(_BATCH_NORM)
                 if self._run.has_ddp:
                     guard_backward(results, "a module of the batches is wrapped in DistributedDataParallel")
             for part, result in zip(self._parts, results, strict=True):
