@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from crossfade.batches import interleave, interleaved, yield_point
 from crossfade.batches.calibration import MOST_STEPS
 from crossfade.batches.carriers import ProcessGroups
+from crossfade.batches.fsdp import TESTED
 from crossfade.batches.parts import Run
 from crossfade.errors import BatchesError
 from tests.helpers.batches_models import (
@@ -324,7 +325,7 @@ def fsdp2(device: str) -> None:
             for _ in range(3):
                 assert_near(train(handle, shared, x), train(serial, serial, x))
             report = handle.report()
-            if torch.__version__.startswith("2.13."):
+            if torch.__version__.startswith(TESTED):
                 assert report.way == GROUPS, report
                 assert sum(report.counts.collectives) == (6 if collective else 0)
             with torch.no_grad():

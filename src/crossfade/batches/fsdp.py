@@ -28,7 +28,7 @@ from crossfade.batches.parts import current_part
 
 __all__ = ["is_fully_sharded", "share_parameters", "why_not_shared"]
 
-TESTED = ("2.13.",)
+TESTED = ("2.11.", "2.13.")
 """Versions of torch whose private names are the ones used here, shown by the tests."""
 
 
@@ -41,21 +41,23 @@ def is_fully_sharded(module: nn.Module) -> bool:
 def why_not_shared(module: Any) -> str:
     """Why batches cannot share its parameters; nothing if they can."""
     if not torch.__version__.startswith(TESTED):
-        return f"what batches have to share is known of torch {', '.join(TESTED)} and this is {torch.__version__}"
+        return f"what batches have to share is known of torch {', '.join(TESTED)}x, and this is {torch.__version__}"
     if any(len(group.modules) > 1 for group in _groups(module)):
         return "several modules in one group of parameters"
     return ""
 
 
 def _groups(module: Any) -> list[Any]:
-    return list(module._get_fsdp_state()._fsdp_param_groups)
+    state = module._get_fsdp_state()
+    single = getattr(state, "_fsdp_param_group", None)  # in torch 2.11 there is but one
+    return list(getattr(state, "_fsdp_param_groups", [] if single is None else [single]))
 
 
 def share_parameters(module: nn.Module, num_parts: int) -> bool:
     """Makes the batches of all later runs share the groups of parameters in a module. Gives whether there are any. Idempotent."""
     shared = False
     for each in module.modules():
-        if is_fully_sharded(each):
+        if is_fully_sharded(each) and not why_not_shared(each):
             for group in _groups(each):
                 shared = True
                 if "pre_forward" not in vars(group):
