@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 from crossfade.errors import BatchesError
@@ -19,7 +20,7 @@ from crossfade.errors import BatchesError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Agreement", "maximum"]
+__all__ = ["Agreement", "line_up", "maximum"]
 
 _COUNT = itertools.count()
 
@@ -81,10 +82,13 @@ class Agreement:
             raise
 
 
+def line_up(group: ProcessGroup, device: str) -> None:
+    """What is enqueued from here on begins when all ranks have come here. A GPU waits, and its CPU does not. Collective."""
+    dist.all_reduce(torch.zeros(1, device=device), group=group)
+
+
 def maximum(values: Sequence[float], group: ProcessGroup, device: str) -> list[float]:
     """The largest of the ranks' values, one by one: the slowest rank's time counts. Collective."""
-    import torch
-
     tensor = torch.tensor(list(values), dtype=torch.float64, device=device)
     dist.all_reduce(tensor, dist.ReduceOp.MAX, group)
     return [float(each) for each in tensor.tolist()]

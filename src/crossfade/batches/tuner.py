@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from crossfade.batches.agreement import Agreement, maximum
+from crossfade.batches.agreement import Agreement, line_up, maximum
 from crossfade.batches.calibration import Calibration, Moves, Way, choose
 from crossfade.batches.parts import Run
 from crossfade.batches.report import BatchesReport, Counts, hidden_of, why_no_gain, why_not_hidden
@@ -92,12 +92,13 @@ class Tuner:
         step.records = (
             trial is None and is_interleaved and not (step.is_checked or self._has_recorded or step.way.is_captured)
         )
-        step.begin = mark(on_gpu=self.on_gpu) if step.is_timed else None
-        step.began_s = time.perf_counter()
+        self.restart(step)
         return step
 
     def restart(self, step: Step) -> None:
-        """The step begins now: what was done so far is done once."""
+        """The step begins now, for all ranks if it is timed: else it would have the others' lateness of the step before."""
+        if step.is_timed and self._agreement is not None:
+            line_up(self._agreement.group, self._device)
         step.begin = mark(on_gpu=self.on_gpu) if step.is_timed else None
         step.began_s = time.perf_counter()
 
