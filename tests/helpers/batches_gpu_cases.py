@@ -159,6 +159,25 @@ def whole_steps(device: str) -> None:
     assert len(steps.report().measured_ms) == 3
 
 
+class Syncing(nn.Module):
+    """What a graph cannot hold: a value that the CPU waits for."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return all_sum(x * (1.0 if x.sum().item() > 0 else 2.0))
+
+
+def what_cannot_be_captured(device: str) -> None:
+    model, x = Syncing(), torch.ones(8, 16, device=device)
+    with torch.no_grad():
+        handle = interleave(model, capture=True)
+        for _ in range(MOST_STEPS + 2):
+            assert torch.allclose(handle(x), model(x))
+        report = handle.report()
+    assert report.is_settled
+    assert "captured" not in report.way
+    assert any("is left out" in note for note in report.notes)
+
+
 CASES: dict[str, Case] = {
     "random_models": random_models,
     "long_steps": long_steps,
@@ -169,5 +188,6 @@ CASES: dict[str, Case] = {
     "dtensor_parallel": dtensor_parallel,
     "random_numbers": random_numbers,
     "whole_steps": whole_steps,
+    "what_cannot_be_captured": what_cannot_be_captured,
     "meet": meet,
 }

@@ -48,14 +48,17 @@ class Runner:
         self.num_batches = num_batches
         self._fixed = fixed
         self._capture = capture
-        is_alone = not dist.is_initialized()
-        self.agreement = None if is_alone else Agreement(group, timeout_s)
+        self.agreement: Agreement | None = None  # made at the first call: a process group need not be there before
+        self._group = group
+        self._timeout_s = timeout_s
         self._groups = ProcessGroups(max_ctas)
         self._copies = CopyEngines(num_batches, self._groups)
 
     def tuner(self, device: str, key: Sequence[str], reason: str, *, in_one_stream: bool) -> Tuner:
         """The ways of a kind of call that is new. Collective."""
         captures = self._capture and device == "cuda" and not torch.is_grad_enabled()
+        if self.agreement is None and dist.is_initialized():
+            self.agreement = Agreement(self._group, self._timeout_s)
         if self.agreement is None:
             ways, reason = [Moves.ONE], "there is no process group: nothing communicates"
         else:
@@ -199,7 +202,7 @@ class Interleaved:
     def _replay(
         self, key: tuple[str, ...], tuner: Tuner, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Run | None]:
-        """By a graph, which is captured at the way's first step; a module that cannot be captured falls back to the whole batch."""
+        """By a graph, which is captured at the way's first step. A way that cannot be captured is given up by all ranks."""
         graphs = self._captured.setdefault(key, {})
         if tuner.chosen is not None:
             for way in [way for way in graphs if way != tuner.chosen]:
@@ -207,7 +210,16 @@ class Interleaved:
         call = graphs.get(step.way)
         if call is None:
             plain = Way(step.way.moves)
-            self._run(Step(plain, is_checked=True), args, kwargs)  # communicators and buffers are there then
-            call = graphs[step.way] = CapturedCall(lambda *a, **k: self._run(Step(plain), a, k)[0], args, kwargs)
+            output, run = self._run(
+                Step(plain, is_checked=True), args, kwargs
+            )  # communicators and buffers are there then
+            why = ""
+            try:
+                call = CapturedCall(lambda *a, **k: self._run(Step(plain), a, k)[0], args, kwargs)
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}".partition("\n")[0]
+            if tuner.gives_up(step, why) or call is None:
+                return output, run
+            graphs[step.way] = call
             tuner.restart(step)
         return call(*args, **kwargs), None

@@ -109,14 +109,11 @@ def why_no_gain(medians_ms: Mapping[Way, float], host_ms: Mapping[Way, Sequence[
         return f"{said}; no collective could be left waiting ({', '.join(counts.atomic)})"
     if host_ms.get(best) and statistics.median(host_ms[best]) >= MOSTLY * others[best]:
         hint = (
-            ""
-            if best.is_captured
-            else ": capture=True removes them where shapes are fixed and the call needs no gradient"
+            "" if best.is_captured else ": capture=True removes them where shapes are fixed and no gradient is needed"
         )
         return f"{said}; it is bound by launches{hint}"
-    return (
-        f"{said}; halves compute less efficiently, contend with their communication, or the GPU is at its power limit"
-    )
+    power = ", or the GPU is at its power limit" if host_ms.get(best) else ""
+    return f"{said}; parts compute less efficiently than the whole, or contend with communication{power}"
 
 
 def why_not_hidden(counts: Counts, hidden_ms: float, exposed_ms: float) -> str:

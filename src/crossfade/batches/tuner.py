@@ -119,6 +119,20 @@ class Tuner:
             if step.records:
                 self._has_recorded, self._recorded = True, run
 
+    def gives_up(self, step: Step, why: str) -> bool:
+        """Whether a captured way is given up, since a rank says why it must be. Collective."""
+        failed = 1.0 if why else 0.0
+        if self._agreement is not None:
+            failed = maximum([failed], self._agreement.group, self._device)[0]
+        if failed:
+            self.notes.append(f"{step.way} is left out: {why or 'another rank could not capture it'}")
+            step.is_timed = False
+            if self.chosen is None:
+                self._calibration.drop(step.way)
+            else:
+                self.chosen = Way(step.way.moves)
+        return bool(failed)
+
     def fall_back(self, reason: str) -> None:
         """From now on the whole batch is run. All ranks do it in the same step."""
         self.chosen, self.reason = Way(Moves.ONE), reason
