@@ -474,6 +474,31 @@ def coalesced(device: str) -> None:
     assert torch.allclose(interleave(model, way=GROUPS)(x), model(x), atol=NEAR)
 
 
+class Experts(nn.Module):
+    """Each row goes to a rank that its own values choose, so ranks exchange parts of different lengths."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = (x[:, 0] > 0.3 * dist.get_rank()).long()
+        order, sent = chosen.argsort(stable=True), chosen.bincount(minlength=dist.get_world_size())
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent)
+        lengths, own = received.tolist(), sent.tolist()
+        rows = x.new_empty(sum(lengths), WIDTH)
+        dist.all_to_all_single(rows, x[order], lengths, own)
+        back, out = torch.empty_like(x), torch.empty_like(x)
+        dist.all_to_all_single(back, rows * (1 + dist.get_rank()), own, lengths)
+        out[order] = back
+        return x + out
+
+
+def exchanges_of_different_lengths(device: str) -> None:
+    model, x = Experts(), same_input(12, dist.get_rank())
+    for way in (GROUPS, "copy engines"):
+        handle = interleave(model, way=way)
+        for _ in range(2):
+            assert torch.allclose(handle(x), model(x), atol=NEAR)
+
+
 def subgroups(device: str) -> None:
     """Groups of a mesh: each rank has one of its own beside the common one."""
     groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
@@ -518,6 +543,7 @@ CASES: dict[str, Case] = {
     "hides": hides,
     "coalesced": coalesced,
     "subgroups": subgroups,
+    "exchanges_of_different_lengths": exchanges_of_different_lengths,
     "random_models": random_models,
     # these leave collectives that nobody waits for
     "a_rank_that_raises": a_rank_that_raises,

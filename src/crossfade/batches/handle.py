@@ -207,7 +207,7 @@ class Interleaved:
         if tuner.chosen is not None:
             for way in [way for way in graphs if way != tuner.chosen]:
                 del graphs[way]
-        call = graphs.get(step.way)
+        call, run = graphs.get(step.way), None
         if call is None:
             plain = Way(step.way.moves)
             output, run = self._run(
@@ -222,4 +222,4 @@ class Interleaved:
                 return output, run
             graphs[step.way] = call
             tuner.restart(step)
-        return call(*args, **kwargs), None
+        return call(*args, **kwargs), run
