@@ -88,8 +88,8 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Medians, how many times as fast as one batch, and crossfade over the fastest side by hand."""
-    made = Table("Ways of a step (ms)", ["case", *SIDES, "x of one batch", "of the fastest by hand", "chose", "values"])
+    """Medians, how many times as fast as one batch, and crossfade over the fastest other side, by hand or made to take its way."""
+    made = Table("Ways of a step (ms)", ["case", *SIDES, "x of one batch", "of the fastest other", "chose", "values"])
     for case in dict.fromkeys(row["case"] for row in rows):
         own = [row for row in rows if row["case"] == case]
         times = {side: [row["ms"] for row in own if row.get("side") == side and "ms" in row] for side in SIDES}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("torch", reason="batches are torch's")
@@ -144,3 +147,23 @@ def test_reports_say_why() -> None:
         "note: dropout",
     ):
         assert line in str(report)
+
+
+def test_the_benchmark_tells_medians_and_what_went_wrong(tmp_path: Path) -> None:
+    from benchmarks.batches import read, table, text
+
+    rows: list[dict[str, object]] = [
+        {"case": "a", "side": side, "ms": taken}
+        for side, times in {"one batch": (10.0, 12.0, 11.0), "halves, NCCL": (9.0,), "crossfade": (10.0, 10.0)}.items()
+        for taken in times
+    ]
+    rows += [
+        {"case": "a", "side": "crossfade", "is_right": True, "error": 0.0},
+        {"case": "b", "failed": "rank 1: hung"},
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    lines = table(read(tmp_path)).markdown().splitlines()
+    assert "11.00 (10.00 to 12.00)" in lines[3]
+    assert "| 1.100 | 0.900 |" in lines[3]
+    assert "rank 1: hung" in lines[4]
+    assert "- c: there was no time left" in text(read(tmp_path), ["c: there was no time left"], "command")
