@@ -11,9 +11,11 @@ made to take either way. A figure is the median over rounds of the slowest rank'
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import statistics
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,7 +51,7 @@ def run_case(case: Case, num_ranks: int, device: str, folder: Path, limit_s: flo
         path.unlink(missing_ok=True)
     end_s = time.time() + limit_s * 0.75
     context = mp.get_context("spawn")
-    args = (num_ranks, device, str(store), case.name, sides_of(case), str(out), end_s)
+    args = (num_ranks, device, str(store), case.name, sides_of(case), str(out), end_s, limit_s)
     processes = [context.Process(target=_work, args=(rank, *args), daemon=True) for rank in range(num_ranks)]
     for process in processes:
         process.start()
@@ -71,15 +73,32 @@ def run_case(case: Case, num_ranks: int, device: str, folder: Path, limit_s: flo
 
 
 def _work(
-    rank: int, num_ranks: int, device: str, store: str, name: str, sides: list[str], out: str, end_s: float
+    rank: int,
+    num_ranks: int,
+    device: str,
+    store: str,
+    name: str,
+    sides: list[str],
+    out: str,
+    end_s: float,
+    limit_s: float,
 ) -> None:
     (case,) = (each for each in [*CASES, *QUICK] if each.name == name)
-    try:
-        work(rank, num_ranks, device, store, case, sides, out, end_s)
-    except BaseException as error:
-        with Path(out).open("a") as file:
-            file.write(json.dumps({"case": name, "failed": f"rank {rank}: {type(error).__name__}: {error}"}) + "\n")
-        raise
+    with Path(out).with_suffix(f".rank{rank}.stack").open("w") as stack:
+        # Where a rank stands that is about to be ended.
+        faulthandler.dump_traceback_later(max(1.0, limit_s - 5), file=stack)
+        try:
+            work(rank, num_ranks, device, store, case, sides, out, end_s)
+        except BaseException as error:
+            said = {
+                "failed": f"rank {rank}: {type(error).__name__}: {error}",
+                "traceback": traceback.format_exc()[-3000:],
+            }
+            with Path(out).open("a") as file:
+                file.write(json.dumps({"case": name, **said}) + "\n")
+            raise
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
@@ -121,6 +140,8 @@ def text(rows: Sequence[dict[str, Any]], said: Sequence[str], command: str) -> s
     lines += [__doc__.split("\n\n")[-1].strip() if __doc__ else "", "", table(rows).markdown(), ""]
     lines += [f"- {each}" for each in said]
     for row in rows:
+        if "traceback" in row:
+            lines += ["", f"### {row['case']}: failed", "```text", row["traceback"], "```"]
         if row.get("side") == "crossfade" and "report" in row:
             lines += ["", f"### {row['case']}", "```text", row["report"], "```"]
     return "\n".join(lines) + "\n"
