@@ -253,6 +253,9 @@ def two_backward_calls_under_ddp(device: str) -> None:
         first.backward()  # type: ignore[no-untyped-call,unused-ignore]
         with pytest.raises(BatchesError, match="several backward calls"):
             second.backward()  # type: ignore[no-untyped-call,unused-ignore]
+    calls = [partial(lambda x: model(x).sum().backward(), same_input(seed=seed)) for seed in (1, 2)]
+    with quiet(), pytest.raises(BatchesError, match="several backward calls"):
+        Run(ProcessGroups()).go(calls)
 
 
 def whole_steps(device: str) -> None:

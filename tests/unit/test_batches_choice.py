@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ pytest.importorskip("torch", reason="batches are torch's")
 
 import torch
 
+import crossfade
 from crossfade.batches.calibration import MOST_STEPS, Calibration, Moves, Way, choose, trials
 from crossfade.batches.report import BatchesReport, Counts, why_no_gain, why_not_hidden
 from crossfade.batches.spans import CollectiveSpan, exposed_us, union_us
@@ -125,6 +127,33 @@ def test_signatures_tell_kinds_of_calls_apart() -> None:
     ]
     assert len({signature((call,)) for call in calls}) == len(calls)
     assert signature((torch.ones(2),)) == signature((torch.zeros(2),))
+    one, other = torch.ones(2), torch.zeros(2)
+    assert signature({"a": one, "b": other}) != signature({"b": one, "a": other})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_batches": 1}, "num_batches is 1"),
+        ({"way": "by magic"}, "there is no way 'by magic'"),
+        ({"capture": True, "per_shape": False}, "per_shape=False"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any], said: str) -> None:
+    pytest.importorskip("greenlet", reason="parts are greenlets: pip install crossfade[batches]")
+    with pytest.raises(ValueError, match=rf"(?s){said}.*hint: "):
+        crossfade.interleave(torch.nn.Linear(1, 1), **options)
+
+
+def test_without_a_process_group_the_batch_stays_whole() -> None:
+    pytest.importorskip("greenlet", reason="parts are greenlets: pip install crossfade[batches]")
+    model, x = torch.nn.Linear(2, 2), torch.ones(4, 2)
+    handle = crossfade.interleave(model)
+    with pytest.raises(BatchesError, match="nothing has been called yet"):
+        handle.report()
+    assert torch.equal(handle(x), model(x))
+    assert handle.report().way == "one batch"
+    assert "no process group" in handle.report().reason
 
 
 def test_reports_say_why() -> None:

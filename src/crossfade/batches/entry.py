@@ -64,6 +64,8 @@ def interleave(
 
     if num_batches < 2:
         raise ValueError(f"num_batches is {num_batches}\nhint: 2 or more")
+    if capture and not per_shape:
+        raise ValueError("capture=True and per_shape=False\nhint: a graph has fixed shapes: leave one of them out")
     runner = Runner(num_batches, group, Moves.of(way), capture, max_ctas, timeout_s)
     return Interleaved(module, runner, split or split_batch, join or join_outputs, per_shape=per_shape)
 

@@ -17,7 +17,7 @@ from crossfade.batches.calibration import Moves, Way
 from crossfade.batches.captured import CapturedCall
 from crossfade.batches.carriers import Carrier, CopyEngines, ProcessGroups, own_stream
 from crossfade.batches.fsdp import share_parameters
-from crossfade.batches.obstacles import guard_backward, why_one_batch
+from crossfade.batches.obstacles import why_one_batch
 from crossfade.batches.parts import Run, current_part
 from crossfade.batches.report import BatchesReport
 from crossfade.batches.tensors import Call, signature
@@ -195,8 +195,6 @@ class Interleaved:
             )
         calls = [partial(self.module, *part.args, **part.kwargs) for part in parts]
         outputs, run = self._runner.run(step, self._device(args, kwargs), calls, in_one_stream=self._in_one_stream)
-        if run.has_ddp:
-            guard_backward(outputs, "a module of the batches is wrapped in DistributedDataParallel")
         return self._join(outputs, [part.num_rows for part in parts]), run
 
     def _replay(

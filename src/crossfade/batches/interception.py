@@ -46,7 +46,7 @@ class Part(Protocol):
 
     def on_packet(self, packet: Any, args: tuple[Any, ...], kwargs: Any) -> Any: ...
 
-    def on_module(self, module: torch.nn.Module) -> None: ...
+    def on_module(self, module: torch.nn.Module, output: Any) -> None: ...
 
 
 Find = Callable[[], Part | None]
@@ -120,8 +120,9 @@ def _packet(packet: Any, find: Find) -> Callable[..., Any]:
 
 def _forward(original: Callable[..., Any], find: Find) -> Callable[..., Any]:
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        output = original(self, *args, **kwargs)
         if not torch.compiler.is_compiling() and (part := find()) is not None:
-            part.on_module(self)
-        return original(self, *args, **kwargs)
+            part.on_module(self, output)
+        return output
 
     return forward

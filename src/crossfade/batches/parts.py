@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from crossfade.batches.agreement import Agreement
 from crossfade.batches.carriers import Carrier, group_name
+from crossfade.batches.ddp import OneBackward
 from crossfade.batches.interception import installed
 from crossfade.batches.spans import CollectiveSpan, Mark, mark, us_between
 from crossfade.batches.thread_state import ThreadState, seeded
@@ -164,10 +165,10 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
             self._after(name, args, begin)
         return out
 
-    def on_module(self, module: torch.nn.Module) -> None:
-        """A module runs that matters to whoever interleaves it."""
+    def on_module(self, module: torch.nn.Module, output: Any) -> None:
+        """A module has run that matters to whoever interleaves it."""
         if isinstance(module, DistributedDataParallel):
-            self.owner.has_ddp = True
+            self.owner.one_backward.watch(output)
         elif isinstance(module, _BatchNorm) and module.training:
             self.owner.has_batch_norm = True
 
@@ -234,7 +235,8 @@ class Run:
         self.agreement = agreement
         self.records = records
         self.on_gpu = on_gpu
-        self.has_ddp = self.has_batch_norm = False
+        self.one_backward = OneBackward()
+        self.has_batch_norm = False
         self.parts: list[Part] = []
         self._streams = streams
         self._begin: Mark = None

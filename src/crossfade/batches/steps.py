@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 
 from crossfade.batches.calibration import Moves
 from crossfade.batches.handle import Runner
-from crossfade.batches.obstacles import guard_backward
 from crossfade.batches.parts import Run
 from crossfade.batches.report import BatchesReport
 from crossfade.batches.tensors import signature
@@ -133,8 +132,6 @@ class InterleavedSteps:
                 results, self._run = runner.run(step, device, calls, in_one_stream=False)
                 if self._run.has_batch_norm and _BATCH_NORM not in tuner.notes:
                     tuner.notes.append(_BATCH_NORM)
-                if self._run.has_ddp:
-                    guard_backward(results, "a module of the batches is wrapped in DistributedDataParallel")
             for part, result in zip(self._parts, results, strict=True):
                 part.end(result)
         return [part.result for part in self._parts]

@@ -85,8 +85,12 @@ def _join(leaves: tuple[Any, ...], num_rows: Sequence[int]) -> Any:
 
 
 def signature(value: Any) -> tuple[str, ...]:
-    """Shapes, types and devices of all tensors in a value, and what kind of thing all else is; equal for calls of one kind."""
-    return tuple(_signature(leaf) for leaf in pytree.tree_leaves(value))
+    """Shapes, types and devices of all tensors in a value, what kind of thing all else is, and how they are nested.
+
+    Equal for calls of one kind.
+    """
+    leaves, spec = pytree.tree_flatten(value)
+    return (*map(_signature, leaves), str(spec) if len(leaves) > 1 else "")
 
 
 def _signature(leaf: Any) -> str:
