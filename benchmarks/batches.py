@@ -24,18 +24,18 @@ import torch
 import torch.multiprocessing as mp
 
 from benchmarks.batches_models import CASES, QUICK, Case
-from benchmarks.batches_sides import work
+from benchmarks.batches_sides import MAX_CTAS, work
 from benchmarks.common import Table, this_machine, today, write_report
 
 SIDES = [
     "one batch",
     "halves, NCCL",
+    f"halves, NCCL of {MAX_CTAS} blocks",
     "halves, copies",
     "crossfade",
     "crossfade, process groups",
     "crossfade, copy engines",
 ]
-HAND = SIDES[:3]
 
 
 def sides_of(case: Case) -> list[str]:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from crossfade.batches import Interleaved, interleave
 from crossfade.peers import PeerGroup, open_group
 from crossfade.peers.collectives import all_reduce, all_to_all
 
+MAX_CTAS = 8
+"""Blocks of NCCL's kernels on the narrow side."""
 LIMIT = 0.03
 """The largest difference from the serial output, over its largest value: bfloat16 adds up in another order."""
 _cuda: Any = torch.cuda
@@ -94,7 +97,11 @@ class _Bench:
         captured, hand = self.case.captured, self.hand
         by_hand: dict[str, Side] = {"one batch": self.model}
         if hand is not None:
-            by_hand |= {"halves, NCCL": hand.by_groups, "halves, copies": hand.by_copies}
+            by_hand |= {
+                "halves, NCCL": hand.by_groups,
+                f"halves, NCCL of {MAX_CTAS} blocks": hand.by_narrow_groups,
+                "halves, copies": hand.by_copies,
+            }
         if name in by_hand:
             return _captured(by_hand[name], self.x) if captured else by_hand[name]
         if name == "crossfade":
@@ -199,6 +206,13 @@ def _captured(side: Side, x: Tensor) -> Side:
     return replay
 
 
+def _options(max_ctas: int) -> Any:
+    distributed: Any = dist
+    options = distributed.ProcessGroupNCCL.Options()
+    options.config.max_ctas = max_ctas
+    return options
+
+
 class Halves:
     """Two halves of a batch by hand."""
 
@@ -207,12 +221,18 @@ class Halves:
         self._on_gpu = device == "cuda"
         ranks = list(range(dist.get_world_size()))
         self._groups = [dist.new_group(ranks) for _ in range(2)]
+        self._narrow = (
+            [dist.new_group(ranks, pg_options=_options(MAX_CTAS)) for _ in range(2)] if self._on_gpu else self._groups
+        )
         self._streams: list[Any] = [_cuda.Stream() for _ in range(4)] if self._on_gpu else []
         self._device = device
         self._peers: PeerGroup | None = None
 
     def by_groups(self, x: Tensor) -> Tensor:
         return self._run(x, self._start_by_group)
+
+    def by_narrow_groups(self, x: Tensor) -> Tensor:
+        return self._run(x, partial(self._start_by_group, groups=self._narrow))
 
     def by_copies(self, x: Tensor) -> Tensor:
         if self._peers is None:
@@ -223,9 +243,9 @@ class Halves:
         if self._peers is not None:
             self._peers.close()
 
-    def _start_by_group(self, half: int, collective: Collective) -> Callable[[], Any]:
+    def _start_by_group(self, half: int, collective: Collective, groups: list[Any] | None = None) -> Callable[[], Any]:
         name, source, out = collective
-        group = self._groups[half]
+        group = (groups or self._groups)[half]
         work: Any = (
             dist.all_reduce(source, group=group, async_op=True)
             if name == "all_reduce"

@@ -47,8 +47,8 @@ class Wide(nn.Module):
 
 def long_steps(device: str) -> None:
     model = Wide(2048, device)
-    for way in (GROUPS, COPIES):
-        handle = interleave(model, way=way)
+    for way, max_ctas in ((GROUPS, None), (GROUPS, 8), (COPIES, None)):
+        handle = interleave(model, way=way, max_ctas=max_ctas)
         for seed in range(6):
             x = torch.randn(4096, 2048, generator=torch.Generator().manual_seed(seed)).to(device)
             assert_near(train(handle, model, x), train(model, model, x), 1e-3)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -56,27 +57,30 @@ class Carrier(Protocol):
         ...
 
 
+_COPIES: WeakKeyDictionary[ProcessGroup, dict[tuple[int, int | None], str]] = WeakKeyDictionary()
+"""The names of copies of groups, by part and blocks; all handles of a process share them. (Not the copies themselves: a group that
+outlives destroy_process_group ends its threads when nobody expects it any more.)"""
+
+
 class ProcessGroups:
     """Communicators of torch's own backend (NCCL, gloo). Part 0 has the module's own groups, the others have copies of them.
 
     Attributes:
-        max_ctas: the most blocks that a kernel of NCCL may take in the copies; None for NCCL's choice.
+        max_ctas: the most blocks that a kernel of NCCL may take; part 0 has copies too then. None for NCCL's choice.
     """
 
     def __init__(self, max_ctas: int | None = None) -> None:
         self.max_ctas = max_ctas
-        # Names, since a group that outlives destroy_process_group ends its threads when nobody expects it any more.
-        self._copies: dict[tuple[str, int], str] = {}
 
     def of_part(self, group: ProcessGroup, part: int) -> ProcessGroup:
         """The part's own copy of a group, which is made when it is first asked for. All ranks of the group ask in one order."""
-        if part == 0 or group not in _inside._world.pg_map:
+        if (part == 0 and self.max_ctas is None) or group not in _inside._world.pg_map:
             return group
-        place = group.group_name, part
+        names, kind = _COPIES.setdefault(group, {}), (part, self.max_ctas)
         with suppress(KeyError, RuntimeError, ValueError):  # not made yet, or destroyed
-            return _inside._resolve_process_group(self._copies[place])  # type: ignore[no-any-return]
+            return _inside._resolve_process_group(names[kind])  # type: ignore[no-any-return]
         made = self._copy(group)
-        self._copies[place] = made.group_name
+        names[kind] = made.group_name
         return made
 
     def _copy(self, group: ProcessGroup) -> ProcessGroup:

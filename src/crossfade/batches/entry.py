@@ -50,7 +50,7 @@ def interleave(
         way: ``"one batch"``, ``"process groups"`` or ``"copy engines"``: nothing is measured, and this is done.
         capture: also measure CUDA graphs, for calls without gradients. The module must do the same work in each call of one kind.
         per_shape: measure again when shapes change. False: ranks may have inputs of different shapes.
-        max_ctas: the most blocks of NCCL's kernels in the groups of later parts; None for NCCL's choice.
+        max_ctas: the most blocks of NCCL's kernels in interleaved calls; None for NCCL's choice.
         timeout_s: how long ranks wait for each other where they compare.
 
     Raises:
