@@ -126,6 +126,8 @@ def test_signatures_tell_kinds_of_calls_apart() -> None:
         None,
     ]
     assert len({signature((call,)) for call in calls}) == len(calls)
+    assert signature((1, "a", 0.5)) == signature((2, "b", 0.25))
+    assert signature((1, 0.5), with_values=True) != signature((1, 0.25), with_values=True)
     assert signature((torch.ones(2),)) == signature((torch.zeros(2),))
     one, other = torch.ones(2), torch.zeros(2)
     assert signature({"a": one, "b": other}) != signature({"b": one, "a": other})

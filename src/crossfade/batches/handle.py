@@ -47,7 +47,7 @@ class Runner:
     ) -> None:
         self.num_batches = num_batches
         self._fixed = fixed
-        self._capture = capture
+        self.captures = capture
         self.agreement: Agreement | None = None  # made at the first call: a process group need not be there before
         self._group = group
         self._timeout_s = timeout_s
@@ -56,7 +56,7 @@ class Runner:
 
     def tuner(self, device: str, key: Sequence[str], reason: str, *, in_one_stream: bool) -> Tuner:
         """The ways of a kind of call that is new. Collective."""
-        captures = self._capture and device == "cuda" and not torch.is_grad_enabled()
+        captures = self.captures and device == "cuda" and not torch.is_grad_enabled()
         if self.agreement is None and dist.is_initialized():
             self.agreement = Agreement(self._group, self._timeout_s)
         if self.agreement is None:
@@ -163,7 +163,8 @@ class Interleaved:
             "with gradients" if torch.is_grad_enabled() else "without gradients",
             *(f"autocast on {kind}" for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)),
         )
-        return (*modes, *signature((args, kwargs))) if self._per_shape else modes
+        kind = signature((args, kwargs), with_values=self._runner.captures)
+        return (*modes, *kind) if self._per_shape else modes
 
     def _open(self, key: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tuner:
         reason = why_one_batch(self.module)

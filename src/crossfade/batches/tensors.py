@@ -84,17 +84,20 @@ def _join(leaves: tuple[Any, ...], num_rows: Sequence[int]) -> Any:
     )
 
 
-def signature(value: Any) -> tuple[str, ...]:
-    """Shapes, types and devices of all tensors in a value, what kind of thing all else is, and how they are nested.
+def signature(value: Any, *, with_values: bool = False) -> tuple[str, ...]:
+    """Shapes, types and devices of all tensors in a value, types of all else, and how they are nested; equal for calls of one kind.
 
-    Equal for calls of one kind.
+    Args:
+        value: anything.
+        with_values: numbers and texts count too, as a graph has them for good.
     """
     leaves, spec = pytree.tree_flatten(value)
-    return (*map(_signature, leaves), str(spec) if len(leaves) > 1 else "")
+    return (*(_signature(leaf, with_values) for leaf in leaves), str(spec) if len(leaves) > 1 else "")
 
 
-def _signature(leaf: Any) -> str:
+def _signature(leaf: Any, with_values: bool) -> str:
     if isinstance(leaf, torch.Tensor):
         grad = " with gradient" if leaf.requires_grad else ""
         return f"{leaf.dtype}{list(leaf.shape)} on {leaf.device.type}{grad}".removeprefix("torch.")
-    return repr(leaf) if isinstance(leaf, bool | int | float | str | None) else type(leaf).__name__
+    is_told = isinstance(leaf, bool | None) or (with_values and isinstance(leaf, int | float | str))
+    return repr(leaf) if is_told else type(leaf).__name__
