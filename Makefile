@@ -49,7 +49,7 @@ check: $(DEV)  ## format, lint, types
 	@$(BIN)/mypy --num-workers=2 --no-error-summary
 
 gputest: $(DEV)  ## tests on 1, 2 and 4 GPUs; skipped, with the reason, where there are fewer
-	@$(INSTALL) --editable '.[dev,gpu]'
+	@$(INSTALL) --editable '.[dev,gpu,batches]'
 	@$(BIN)/python -m pytest tests/gpu1 tests/gpu2 tests/gpu4 $(PYTEST_ARGS)
 
 bench: $(BENCH)  ## latency of a hop beside Ray Compiled Graph's (BENCH_ARGS="--quick", "--report")
@@ -84,8 +84,8 @@ $(CORE): $(INPUTS) | $(CREATED)
 	@touch $@
 
 $(DEV): $(INPUTS) | $(CREATED)
-	@echo "installing crossfade with the extras dev, torch and ray into $(VENV)"
-	@$(INSTALL) --editable '.[dev,torch,ray]'
+	@echo "installing crossfade with the extras dev, torch, batches and ray into $(VENV)"
+	@$(INSTALL) --editable '.[dev,torch,batches,ray]'
 	@touch $@ $(CORE)
 
 $(WHEEL): $(INPUTS) | $(CREATED)

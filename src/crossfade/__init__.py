@@ -33,9 +33,13 @@ if TYPE_CHECKING:
     from crossfade.api import shutdown as shutdown
     from crossfade.api import wait as wait
     from crossfade.api.calibrate import calibrate as calibrate
+    from crossfade.batches.entry import interleave as interleave
+    from crossfade.batches.entry import interleaved as interleaved
+    from crossfade.batches.entry import yield_point as yield_point
     from crossfade.errors import ActorDiedError as ActorDiedError
     from crossfade.errors import ActorError as ActorError
     from crossfade.errors import ActorStartError as ActorStartError
+    from crossfade.errors import BatchesError as BatchesError
     from crossfade.errors import CapacityExceeded as CapacityExceeded
     from crossfade.errors import ChannelBroken as ChannelBroken
     from crossfade.errors import ChannelClosed as ChannelClosed
@@ -78,10 +82,12 @@ _ROOMS = {
         "ActorClass ActorHandle CallRef CompiledGraph CompiledRef compile dump get get_actor init is_initialized kill method "
         "put remote shutdown wait"
     ),
+    "crossfade.batches.entry": "interleave interleaved yield_point",
     "crossfade.errors": (
-        "ActorDiedError ActorError ActorStartError CapacityExceeded ChannelBroken ChannelClosed ChannelError ChannelTimeout "
-        "CrossfadeError DeviceError GetTimeoutError GraphClosed GraphError MissingDependency MutatedValueError PlanError "
-        "PlanSyntaxError SessionError StaticShapeError TaskError TeardownTimeout TimedOut TraceError UnknownActor UnknownTransport"
+        "ActorDiedError ActorError ActorStartError BatchesError CapacityExceeded ChannelBroken ChannelClosed "
+        "ChannelError ChannelTimeout CrossfadeError DeviceError GetTimeoutError GraphClosed GraphError "
+        "MissingDependency MutatedValueError PlanError PlanSyntaxError SessionError StaticShapeError TaskError "
+        "TeardownTimeout TimedOut TraceError UnknownActor UnknownTransport"
     ),
     "crossfade.graph.nodes": "InputNode MultiOutputNode",
     "crossfade.plan.parse": "parse_plan",

@@ -13,6 +13,7 @@
     ├── TaskError                 a method raised; arrives as an instance of the method's own error type too
     ├── MutatedValueError         a value was changed after it was returned or passed; found in debug mode only
     ├── StaticShapeError          a value's tensors are not those that ``static_shape`` promised; also a ValueError
+    ├── BatchesError              batches that cannot be interleaved: ranks that disagree, outputs that cannot be joined
     ├── TraceError                a file of a profiler that cannot be read, or has nothing to diagnose; also a ValueError
     ├── ChannelError              a value cannot be moved
     │   ├── ChannelClosed         closed by this side
@@ -46,6 +47,7 @@ __all__ = [  # what `crossfade.exceptions` has too; `Failure` is for the rooms
     "ActorDiedError",
     "ActorError",
     "ActorStartError",
+    "BatchesError",
     "CapacityExceeded",
     "ChannelBroken",
     "ChannelClosed",
@@ -191,6 +193,10 @@ class MutatedValueError(CrossfadeError):
 
 class StaticShapeError(CrossfadeError, ValueError):
     """A value promised by ``static_shape`` has tensors of another number, shape or dtype than the first one had."""
+
+
+class BatchesError(CrossfadeError):
+    """Batches that cannot be interleaved: the ranks disagree, outputs cannot be joined, or a gradient would be wrong."""
 
 
 class TraceError(CrossfadeError, ValueError):

@@ -62,6 +62,7 @@ TABLE = Table.read(DOCUMENT.read_text())
 
 NAMES_FOUND_AT_RUN_TIME = {
     "crossfade.__init__": "public names are imported when they are first used; its own table says from where",
+    "crossfade.batches.__init__": "likewise",
     "crossfade.ops.__init__": "likewise",
     "crossfade.peers.__init__": "likewise",
     "crossfade.not_here": "a facade's submodules, by the name that was looked for",
@@ -71,7 +72,7 @@ NAMES_FOUND_AT_RUN_TIME = {
 
 RAY_ONLY_IN = ("crossfade.engines.ray", "crossfade.engines.ray_graphs")
 UNKNOWN = "a name that is no literal"
-HEAVY = {"torch", "numpy", "ray", "typer", "rich"}
+HEAVY = {"torch", "numpy", "ray", "typer", "rich", "greenlet"}
 """What ``import crossfade`` leaves unimported."""
 
 

@@ -20,6 +20,7 @@ PUBLIC = {
     "ActorError",
     "ActorHandle",
     "ActorStartError",
+    "BatchesError",
     "CallRef",
     "CapacityExceeded",
     "ChannelBroken",
@@ -60,6 +61,8 @@ PUBLIC = {
     "get",
     "get_actor",
     "init",
+    "interleave",
+    "interleaved",
     "is_initialized",
     "kill",
     "method",
@@ -68,6 +71,7 @@ PUBLIC = {
     "remote",
     "shutdown",
     "wait",
+    "yield_point",
 }
 
 

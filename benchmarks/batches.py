@@ -1,0 +1,194 @@
+"""Two halves of a batch against the whole batch: by hand and by crossfade, in turns in one run, on 2 GPUs.
+
+``python -m benchmarks.batches run OUT [--limit-s 540] [--cases 0,1,2,3] [--report] [--quick]`` runs each case in processes of its
+own, which are ended at the case's time limit: what they have written counts. ``python -m benchmarks.batches tell OUT`` makes
+the table again of what is in a folder. ``--quick`` is a trial of this program on a CPU.
+
+Sides: the module as it is (``one batch``); two halves by hand, by NCCL and by copy engines; crossfade after its calibration, and
+made to take either way. A figure is the median over rounds of the slowest rank's time of a step, with the lowest and the highest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import statistics
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+
+from benchmarks.batches_models import CASES, QUICK, Case
+from benchmarks.batches_sides import MAX_CTAS, work
+from benchmarks.common import Table, this_machine, today, write_report
+
+SIDES = [
+    "one batch",
+    "halves, NCCL",
+    f"halves, NCCL of {MAX_CTAS} blocks",
+    "halves, copies",
+    "crossfade",
+    "crossfade, process groups",
+    "crossfade, copy engines",
+]
+
+
+def sides_of(case: Case) -> list[str]:
+    """A backward by hand is what autograd makes of the module: those sides are crossfade's."""
+    return [side for side in SIDES if not (case.trains and side.startswith("halves"))]
+
+
+def run_case(case: Case, num_ranks: int, device: str, folder: Path, limit_s: float) -> str:
+    """Runs one case; gives what went wrong, or nothing."""
+    name = case.name.replace(", ", "_").replace(" ", "-")
+    out, store = folder / f"{name}.jsonl", folder / f"{name}.store"
+    for path in (out, store):
+        path.unlink(missing_ok=True)
+    end_s = time.time() + limit_s * 0.75
+    context = mp.get_context("spawn")
+    args = (num_ranks, device, str(store), case.name, sides_of(case), str(out), end_s, limit_s)
+    processes = [context.Process(target=_work, args=(rank, *args), daemon=True) for rank in range(num_ranks)]
+    for process in processes:
+        process.start()
+    deadline_s = time.monotonic() + limit_s
+    said = ""
+    while any(process.is_alive() for process in processes):
+        for process in processes:
+            process.join(0.2)
+        failed = [process.exitcode for process in processes if process.exitcode]
+        if failed or time.monotonic() > deadline_s:
+            said = f"a rank ended with {failed[0]}" if failed else f"it was ended after {limit_s:.0f} s"
+            for process in processes:
+                process.kill()
+            break
+    for process in processes:
+        process.join()
+    store.unlink(missing_ok=True)
+    return said
+
+
+def _work(
+    rank: int,
+    num_ranks: int,
+    device: str,
+    store: str,
+    name: str,
+    sides: list[str],
+    out: str,
+    end_s: float,
+    limit_s: float,
+) -> None:
+    (case,) = (each for each in [*CASES, *QUICK] if each.name == name)
+    with Path(out).with_suffix(f".rank{rank}.stack").open("w") as stack:
+        # Where a rank stands that is about to be ended.
+        faulthandler.dump_traceback_later(max(1.0, limit_s - 5), file=stack)
+        try:
+            work(rank, num_ranks, device, store, case, sides, out, end_s)
+        except BaseException as error:
+            said = {
+                "failed": f"rank {rank}: {type(error).__name__}: {error}",
+                "traceback": traceback.format_exc()[-3000:],
+            }
+            with Path(out).open("a") as file:
+                file.write(json.dumps({"case": name, **said}) + "\n")
+            raise
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """All lines that the ranks wrote, in their order."""
+    return [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Medians, how many times as fast as one batch, and crossfade over the fastest other side, by hand or made to take its way."""
+    made = Table("Ways of a step (ms)", ["case", *SIDES, "x of one batch", "of the fastest other", "chose", "values"])
+    for case in dict.fromkeys(row["case"] for row in rows):
+        own = [row for row in rows if row["case"] == case]
+        times = {side: [row["ms"] for row in own if row.get("side") == side and "ms" in row] for side in SIDES}
+        medians = {side: statistics.median(taken) for side, taken in times.items() if taken}
+        ours, single = medians.get("crossfade"), medians.get("one batch")
+        best = min((medians[side] for side in SIDES if side in medians and side != "crossfade"), default=None)
+        chose = next((row["way"] for row in reversed(own) if row.get("side") == "crossfade" and "way" in row), "")
+        checks = [row["is_right"] for row in own if "is_right" in row]
+        failed = [row["failed"].splitlines()[0] for row in own if "failed" in row]
+        made.add(
+            case,
+            *(_cell(times[side]) for side in SIDES),
+            f"{single / ours:.3f}" if ours and single else "",
+            f"{best / ours:.3f}" if ours and best else "",
+            chose,
+            failed[0][:80] if failed else f"{sum(checks)} of {len(checks)} right",
+        )
+    return made
+
+
+def _cell(taken: Sequence[float]) -> str:
+    return f"{statistics.median(taken):.2f} ({min(taken):.2f} to {max(taken):.2f})" if taken else ""
+
+
+def text(rows: Sequence[dict[str, Any]], said: Sequence[str], command: str) -> str:
+    """The report."""
+    hardware = _hardware()
+    lines = [f"# Two halves of a batch, {hardware}", "", f"`{command}`, {today()}, torch {torch.__version__}.", ""]
+    lines += [__doc__.split("\n\n")[-1].strip() if __doc__ else "", "", table(rows).markdown(), ""]
+    lines += [f"- {each}" for each in said]
+    for row in rows:
+        if "traceback" in row:
+            lines += ["", f"### {row['case']}: failed", "```text", row["traceback"], "```"]
+        if row.get("side") == "crossfade" and "report" in row:
+            lines += ["", f"### {row['case']}", "```text", row["report"], "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _hardware() -> str:
+    if not torch.cuda.is_available():
+        return this_machine([]).hardware
+    return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=["run", "tell"])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--limit-s", type=float, default=540, help="of the whole run")
+    parser.add_argument("--case-limit-s", type=float, default=120, help="of each case")
+    parser.add_argument("--cases", default="", help="numbers of cases, from 0, with commas; all, if empty")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="small cases on a CPU")
+    parser.add_argument("--report", action="store_true", help="write into benchmarks/reports too")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    device = "cpu" if options.quick or not torch.cuda.is_available() else "cuda"
+    cases, said, end_s = QUICK if options.quick else CASES, list[str](), time.monotonic() + options.limit_s
+    if options.cases:
+        cases = [cases[int(number)] for number in options.cases.split(",")]
+    for case in cases if options.action == "run" else []:
+        left_s = end_s - time.monotonic()
+        if left_s < 20:
+            said.append(f"{case.name}: there was no time left")
+            continue
+        failed = run_case(case, options.ranks, device, options.out, min(options.case_limit_s, left_s))
+        if failed:
+            said.append(f"{case.name}: {failed}")
+        print(table(read(options.out)).markdown(), *said, sep="\n", flush=True)
+    arguments = f"--cases {options.cases}" if options.cases else "--quick" if options.quick else ""
+    page = text(read(options.out), said, f"python -m benchmarks.batches run OUT {arguments}".rstrip())
+    (options.out / "report.md").write_text(page)
+    print(page)
+    if options.report:
+        machine = this_machine([])
+        if device == "cuda":
+            name = f"{options.ranks}-{torch.cuda.get_device_name(0).lower().replace(' ', '-').split('-80gb')[0]}"
+            machine = type(machine)(name, machine.cpu_model, machine.kernel, machine.versions)
+        print(write_report("batches", machine, page))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,301 @@
+"""The sides of `benchmarks.batches`, as one rank runs them: by hand and by crossfade, in turns, values checked.
+
+By hand, two halves run on two streams; each collective starts on the communicator, or the lane, of its half, and the other half is
+launched before the first one waits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.batches_models import Case, Collective, Stack
+from crossfade.batches import Interleaved, interleave
+from crossfade.peers import PeerGroup, open_group
+from crossfade.peers.collectives import all_reduce, all_to_all
+
+MAX_CTAS = 8
+"""Blocks of NCCL's kernels on the narrow side."""
+LIMIT = 0.03
+"""The largest difference from the serial output, over its largest value: bfloat16 adds up in another order."""
+_cuda: Any = torch.cuda
+Side = Callable[[Tensor], Tensor]
+
+
+def work(
+    rank: int, num_ranks: int, device: str, store: str, case: Case, sides: list[str], out: str, end_s: float
+) -> None:
+    """One rank of one case. Rank 0 writes a line of JSON for each round, and for each thing that it learns on the way."""
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+    options: dict[str, Any] = {"backend": "gloo"}
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+        options = {"backend": "nccl", "device_id": torch.device("cuda", rank)}
+    else:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        torch.set_num_threads(1)
+    dist.init_process_group(
+        init_method=f"file://{store}", rank=rank, world_size=num_ranks, timeout=timedelta(seconds=120), **options
+    )
+    with Path(out).open("a") as file:
+
+        def write(**row: Any) -> None:
+            if rank == 0:
+                file.write(json.dumps({"case": case.name, **row}) + "\n")
+                file.flush()
+
+        bench = _Bench(case, device, num_ranks, write)
+        bench.go(sides, end_s)
+        if bench.hand is not None:
+            bench.hand.close()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+class _Bench:
+    """One case on one rank."""
+
+    def __init__(self, case: Case, device: str, num_ranks: int, write: Callable[..., None]) -> None:
+        self.case = case
+        self.device = device
+        self.on_gpu = device == "cuda"
+        self.write = write
+        torch.manual_seed(dist.get_rank())
+        self.model = case.make(num_ranks, device)
+        torch.manual_seed(1000)  # tensor parallelism: the input is the same on all ranks
+        dtype = next(self.model.parameters()).dtype
+        self.x = torch.randn(case.shape, device=device, dtype=dtype)
+        self.hand = Halves(self.model, device) if not case.trains else None
+
+    def side(self, name: str) -> Side:
+        forward = self._forward(name)
+        if not self.case.trains:
+            return forward
+
+        def step(x: Tensor) -> Tensor:
+            self.model.zero_grad(set_to_none=True)
+            output = forward(x)
+            output.backward(self.x)  # type: ignore[no-untyped-call,unused-ignore]
+            return output.detach()
+
+        return step
+
+    def _forward(self, name: str) -> Side:
+        captured, hand = self.case.captured, self.hand
+        by_hand: dict[str, Side] = {"one batch": self.model}
+        if hand is not None:
+            by_hand |= {
+                "halves, NCCL": hand.by_groups,
+                f"halves, NCCL of {MAX_CTAS} blocks": hand.by_narrow_groups,
+                "halves, copies": hand.by_copies,
+            }
+        if name in by_hand:
+            return _captured(by_hand[name], self.x) if captured else by_hand[name]
+        if name == "crossfade":
+            return interleave(self.model, capture=captured)
+        return interleave(self.model, way=name.removeprefix("crossfade, "), capture=captured)
+
+    def go(self, names: list[str], end_s: float) -> None:
+        with (
+            torch.enable_grad() if self.case.trains else torch.inference_mode(mode=not self.case.captured),
+            torch.set_grad_enabled(self.case.trains),
+        ):
+            wanted, gradients = self._truth()
+            sides = dict(self._prepare(names, wanted, gradients))
+            steps = self._steps_a_block(sides["one batch"])
+            for number in range(20):
+                for name, side in sides.items():
+                    taken_ms = _slowest(self._block(side, steps), self.device)
+                    self.write(side=name, round=number, ms=taken_ms, steps=steps)
+                if _slowest(time.time(), self.device) > end_s:
+                    break
+
+    def _truth(self) -> tuple[Tensor, list[Tensor]]:
+        side = self.model if not self.case.trains else self.side("one batch")
+        output = side(self.x).clone()
+        return output, self._gradients()
+
+    def _gradients(self) -> list[Tensor]:
+        return [each.grad.clone() for each in self.model.parameters() if each.grad is not None]
+
+    def _prepare(self, names: list[str], wanted: Tensor, gradients: list[Tensor]) -> Iterator[tuple[str, Side]]:
+        for name in names:
+            side = self.side(name)
+            begin = time.perf_counter()
+            for _ in range(13 if name == "crossfade" else 2):  # a calibration has twelve steps
+                side(self.x)
+            output = side(self.x)
+            self._settle()
+            error = _difference(output, wanted)
+            for ours, theirs in zip(self._gradients(), gradients, strict=True):
+                error = max(error, _difference(ours, theirs))
+            error = _slowest(error, self.device)
+            self.write(side=name, error=error, is_right=error < LIMIT, prepared_s=time.perf_counter() - begin)
+            yield name, side
+            handle = side if isinstance(side, Interleaved) else getattr(side, "__closure__", None)
+            report = _report_of(handle)
+            if report is not None:
+                self.write(side=name, way=report.way, report=str(report))
+
+    def _settle(self) -> None:
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
+    def _block(self, side: Side, steps: int) -> float:
+        """Milliseconds of a step, of several in a row."""
+        self._settle()
+        dist.barrier()
+        self._settle()
+        begin_ns = time.perf_counter_ns()
+        for _ in range(steps):
+            side(self.x)
+        self._settle()
+        return (time.perf_counter_ns() - begin_ns) / 1e6 / steps
+
+    def _steps_a_block(self, serial: Side) -> int:
+        taken_ms = _slowest(statistics.median(self._block(serial, 2) for _ in range(3)), self.device)
+        return max(2, min(20, round(300 / taken_ms)))
+
+
+def _report_of(side: Any) -> Any:
+    """The report of the handle that a side is, or has in its closure."""
+    if isinstance(side, Interleaved):
+        return side.report()
+    for cell in side or ():
+        if isinstance(cell.cell_contents, Interleaved):
+            return cell.cell_contents.report()
+    return None
+
+
+def _slowest(value: float, device: str) -> float:
+    tensor = torch.tensor([value], dtype=torch.float64, device=device)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    return float(tensor.item())
+
+
+def _difference(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours.float() - theirs.float()).abs().max() / theirs.float().abs().max())
+
+
+def _captured(side: Side, x: Tensor) -> Side:
+    """The side as a CUDA graph over this very input."""
+    for _ in range(3):
+        side(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        output = side(x)
+
+    def replay(_: Tensor) -> Tensor:
+        graph.replay()
+        return output
+
+    return replay
+
+
+def _options(max_ctas: int) -> Any:
+    distributed: Any = dist
+    options = distributed.ProcessGroupNCCL.Options()
+    options.config.max_ctas = max_ctas
+    return options
+
+
+class Halves:
+    """Two halves of a batch by hand."""
+
+    def __init__(self, model: Stack, device: str) -> None:
+        self._model = model
+        self._on_gpu = device == "cuda"
+        ranks = list(range(dist.get_world_size()))
+        self._groups = [dist.new_group(ranks) for _ in range(2)]
+        self._narrow = (
+            [dist.new_group(ranks, pg_options=_options(MAX_CTAS)) for _ in range(2)] if self._on_gpu else self._groups
+        )
+        self._streams: list[Any] = [_cuda.Stream() for _ in range(4)] if self._on_gpu else []
+        self._device = device
+        self._peers: PeerGroup | None = None
+
+    def by_groups(self, x: Tensor) -> Tensor:
+        return self._run(x, self._start_by_group)
+
+    def by_narrow_groups(self, x: Tensor) -> Tensor:
+        return self._run(x, partial(self._start_by_group, groups=self._narrow))
+
+    def by_copies(self, x: Tensor) -> Tensor:
+        if self._peers is None:
+            self._peers = open_group(device=self._device, num_lanes=2, is_replayable=True)
+        return self._run(x, self._start_by_copies)
+
+    def close(self) -> None:
+        if self._peers is not None:
+            self._peers.close()
+
+    def _start_by_group(self, half: int, collective: Collective, groups: list[Any] | None = None) -> Callable[[], Any]:
+        name, source, out = collective
+        group = (groups or self._groups)[half]
+        work: Any = (
+            dist.all_reduce(source, group=group, async_op=True)
+            if name == "all_reduce"
+            else dist.all_to_all_single(out, source, group=group, async_op=True)
+        )
+        return work.wait  # type: ignore[no-any-return]
+
+    def _start_by_copies(self, half: int, collective: Collective) -> Callable[[], Any]:
+        name, source, out = collective
+        act = all_reduce if name == "all_reduce" else all_to_all
+        if not self._on_gpu:
+            act(source, self._peers, out, lane=half)
+            return lambda: None
+        own, lane = torch.cuda.current_stream(), self._streams[2 + half]
+        lane.wait_stream(own)
+        with torch.cuda.stream(lane):
+            act(source, self._peers, out, lane=half)
+        source.record_stream(lane) if not torch.cuda.is_current_stream_capturing() else None
+        return lambda: torch.cuda.current_stream().wait_stream(lane)
+
+    def _run(self, x: Tensor, start: Callable[[int, Collective], Callable[[], Any]]) -> Tensor:
+        caller = torch.cuda.current_stream() if self._on_gpu else None
+        runs = [self._model.steps(part) for part in x.chunk(2)]
+        waits: list[Callable[[], Any] | None] = [None, None]
+        kept, outputs = list[Any](), dict[int, Tensor]()
+        for stream in self._streams[:2]:
+            stream.wait_stream(caller)
+        while len(outputs) < 2:
+            for half, steps in enumerate(runs):
+                if half in outputs:
+                    continue
+                with self._on(half):
+                    wait = waits[half]
+                    if wait is not None:
+                        wait()
+                    try:
+                        collective = next(steps)
+                    except StopIteration as end:
+                        outputs[half] = end.value
+                        continue
+                    waits[half] = start(half, collective)
+                    kept.append(collective)
+        for stream in self._streams[:2]:
+            caller.wait_stream(stream)  # type: ignore[union-attr]
+        return torch.cat([outputs[0], outputs[1]])
+
+    @contextmanager
+    def _on(self, half: int) -> Iterator[None]:
+        if not self._on_gpu:
+            yield
+            return
+        with torch.cuda.stream(self._streams[half]):
+            yield

@@ -1,0 +1,94 @@
+"""Ranks that compare what they are about to do, through the store of their process group.
+
+A collective cannot find out that the ranks disagree about collectives: it would hang, or be one of those they disagree about. The
+store is there before any communicator, and a rank that raises can leave a last word in it for those that wait.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from crossfade.errors import BatchesError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["Agreement", "line_up", "maximum"]
+
+_COUNT = itertools.count()
+
+
+class Agreement:
+    """One rank's side of comparisons within a process group and its subgroups.
+
+    Args:
+        group: of all that compare; None for the default one.
+        timeout_s: how long a rank waits for the others.
+    """
+
+    def __init__(self, group: ProcessGroup | None, timeout_s: float) -> None:
+        inside: Any = dist.distributed_c10d
+        self.group: ProcessGroup = group if group is not None else inside._get_default_group()
+        self._limit = timedelta(seconds=timeout_s)
+        self._store = inside.PrefixStore(f"crossfade.batches {next(_COUNT)}", inside._world.pg_map[self.group][1])
+        self._numbers: dict[tuple[int, ...], int] = {}
+
+    def compare(self, own: str, group: ProcessGroup | None = None) -> None:
+        """Sees to it that all ranks of the group, or of the given subgroup, say the same. All of them call it, in one order.
+
+        Raises:
+            BatchesError: they do not, or one of them does not come in time.
+        """
+        ranks = tuple(dist.get_process_group_ranks(group or self.group))
+        number = self._numbers[ranks] = self._numbers.get(ranks, -1) + 1
+        place, me = f"{ranks} {number} ", dist.get_rank()
+        self._store.set(f"{place}{me}", own)
+        try:
+            self._store.wait([f"{place}{rank}" for rank in ranks], self._limit)
+        except (RuntimeError, ValueError):
+            raise BatchesError(
+                f"the ranks disagree: rank {me} comes to '{own}'; after {self._limit.total_seconds():g} s others of {ranks} have "
+                "come to nothing",
+                hint="each rank has to issue the same collectives in the same order, also without crossfade",
+            ) from None
+        said = {rank: self._store.get(f"{place}{rank}").decode() for rank in ranks if rank != me}
+        if number:
+            self._store.delete_key(f"{ranks} {number - 1} {me}")  # all have read it: they have come to the next one
+        for rank, other in said.items():
+            if other != own:
+                raise BatchesError(
+                    f"the ranks disagree: rank {me} comes to '{own}', rank {rank} to '{other}'",
+                    hint="the ranks' inputs or control flow differ; interleave(per_shape=False) allows inputs of different shapes",
+                )
+
+    @contextmanager
+    def last_word(self) -> Iterator[None]:
+        """Inside, an error of this rank's is told to the ranks that wait for it in `compare`, which raise in their turn."""
+        try:
+            yield
+        except BatchesError:
+            raise
+        except BaseException as error:
+            for ranks in {tuple(dist.get_process_group_ranks(self.group)), *self._numbers}:
+                number = self._numbers.get(ranks, -1) + 1
+                self._store.set(f"{ranks} {number} {dist.get_rank()}", f"{type(error).__name__}: {error}")
+            raise
+
+
+def line_up(group: ProcessGroup, device: str) -> None:
+    """What is enqueued from here on begins when all ranks have come here. A GPU waits, and its CPU does not. Collective."""
+    dist.all_reduce(torch.zeros(1, device=device), group=group)
+
+
+def maximum(values: Sequence[float], group: ProcessGroup, device: str) -> list[float]:
+    """The largest of the ranks' values, one by one: the slowest rank's time counts. Collective."""
+    tensor = torch.tensor(list(values), dtype=torch.float64, device=device)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX, group)
+    return [float(each) for each in tensor.tolist()]

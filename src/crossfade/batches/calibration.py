@@ -1,0 +1,120 @@
+"""Which way is the fastest: a few steps of each in turns, and a choice that all ranks make alike. Pure.
+
+A calibration has at most `MOST_STEPS` steps. The first step of each way warms it up: communicators and buffers are made in it, and
+the ranks compare their collectives. The others are timed, in turns. One batch stays where no way wins by `LEAST_GAIN`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["LEAST_GAIN", "MOST_STEPS", "Calibration", "Moves", "Trial", "Way", "choose"]
+
+MOST_STEPS = 12
+MOST_ROUNDS = 4
+LEAST_GAIN = 0.02
+
+
+class Moves(StrEnum):
+    """How communication goes in a way."""
+
+    ONE = "one batch"
+    """Nothing is interleaved: the module as it is."""
+    GROUPS = "process groups"
+    """Interleaved, by communicators of each batch's own."""
+    COPIES = "copy engines"
+    """Interleaved, by `crossfade.peers`, without multiprocessors."""
+
+    @classmethod
+    def of(cls, name: str | None) -> Moves | None:
+        """What a user asked for, if anything."""
+        if name is not None and name not in list(cls):
+            raise ValueError(f"there is no way '{name}'\nhint: one of {', '.join(cls)}, or None to measure")
+        return None if name is None else cls(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to run a call."""
+
+    moves: Moves
+    is_captured: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.moves}, captured" if self.is_captured else str(self.moves)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One step of a calibration."""
+
+    way: Way
+    is_warm_up: bool
+
+
+class Calibration:
+    """The steps that are left, and what was measured.
+
+    Args:
+        ways: one batch first.
+    """
+
+    def __init__(self, ways: Sequence[Way]) -> None:
+        self.ways = list(ways)
+        self.measured_ms: dict[Way, list[float]] = {way: [] for way in ways}
+        self.host_ms: dict[Way, list[float]] = {way: [] for way in ways}
+        self._trials = trials(ways)
+
+    @property
+    def num_left(self) -> int:
+        """How many steps are left."""
+        return len(self._trials)
+
+    def next(self) -> Trial | None:
+        """The next step; None when all are done."""
+        return self._trials.pop(0) if self._trials else None
+
+    def drop(self, way: Way) -> None:
+        """A way does not work here: no more steps of it."""
+        self._trials = [trial for trial in self._trials if trial.way != way]
+        self.ways.remove(way)
+
+    def note(self, way: Way, taken_ms: float, host_ms: float | None) -> None:
+        """A timed step: how long it took, and how long its launches took the CPU; None where the CPU does the work itself."""
+        self.measured_ms[way].append(taken_ms)
+        if host_ms is not None:
+            self.host_ms[way].append(host_ms)
+
+    def medians_ms(self) -> list[float]:
+        """One a way; infinite where nothing was measured."""
+        return [_median(self.measured_ms[way]) for way in self.ways]
+
+
+def _median(samples: Sequence[float]) -> float:
+    return statistics.median(samples) if samples else float("inf")
+
+
+def trials(ways: Sequence[Way]) -> list[Trial]:
+    """The steps of a calibration, in turns, at most `MOST_STEPS`.
+
+    Captured ways begin with their capture, which is no step: the eager ones have warmed them up.
+    """
+    eager = [way for way in ways if not way.is_captured]
+    captured = [way for way in ways if way.is_captured]
+    steps = [Trial(way, is_warm_up=True) for way in eager]
+    if captured:
+        steps += [Trial(way, is_warm_up=False) for way in eager]
+    timed = captured or eager
+    rounds = min(MOST_ROUNDS, (MOST_STEPS - len(steps)) // len(timed))
+    return steps + [Trial(way, is_warm_up=False) for _ in range(rounds) for way in timed]
+
+
+def choose(medians_ms: Mapping[Way, float]) -> Way:
+    """The fastest way; one batch (the fastest of those) where no other way wins by `LEAST_GAIN`."""
+    single = {way: taken for way, taken in medians_ms.items() if way.moves is Moves.ONE}
+    best = min(medians_ms, key=lambda way: medians_ms[way])
+    plain = min(single, key=lambda way: single[way])
+    return best if medians_ms[best] * (1 + LEAST_GAIN) <= medians_ms[plain] else plain

@@ -1,0 +1,118 @@
+"""The public functions. Importing this file imports neither torch nor greenlet; calling them does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from crossfade.errors import MissingDependency
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed import ProcessGroup
+
+    from crossfade.batches.handle import Interleaved
+    from crossfade.batches.steps import InterleavedSteps
+
+__all__ = ["interleave", "interleaved", "yield_point"]
+
+_PARTS = "crossfade.batches.parts"
+
+
+def interleave(
+    module: nn.Module,
+    num_batches: int = 2,
+    *,
+    split: Callable[..., Any] | None = None,
+    join: Callable[..., Any] | None = None,
+    group: ProcessGroup | None = None,
+    way: str | None = None,
+    capture: bool = False,
+    per_shape: bool = True,
+    max_ctas: int | None = None,
+    timeout_s: float = 60.0,
+) -> Interleaved:
+    """A handle that is called like the module, and hides communication of one part of a batch behind another part's computation.
+
+    The first calls of each kind (shapes, types, training or not) measure the ways in turns, at most 12 calls; then all ranks
+    settle on the fastest, and on the whole batch where no other wins by 2 %. All ranks of the group call it equally often.
+
+    Args:
+        module: any; it is not changed. Its collectives are those of torch.distributed, functional ones and DTensor's included;
+            `yield_point` stands for others.
+        num_batches: parts of a batch.
+        split: called with a call's args, its kwargs and the number of parts; gives the parts, each (args, kwargs, rows). By default
+            tensors are split along their first dimension.
+        join: called with the parts' outputs and numbers of rows; gives the output. By default tensors are joined along their first
+            dimension, and single numbers are averaged by rows.
+        group: the ranks that call it; None for the default group.
+        way: ``"one batch"``, ``"process groups"`` or ``"copy engines"``: nothing is measured, and this is done.
+        capture: also measure CUDA graphs, for calls without gradients. The module must do the same work in each call of one kind.
+        per_shape: measure again when shapes change. False: ranks may have inputs of different shapes.
+        max_ctas: the most blocks of NCCL's kernels in interleaved calls; None for NCCL's choice.
+        timeout_s: how long ranks wait for each other where they compare.
+
+    Raises:
+        MissingDependency: torch or greenlet is not installed.
+        ValueError: an argument makes no sense.
+    """
+    _require_torch()
+    from crossfade.batches.calibration import Moves
+    from crossfade.batches.handle import Interleaved, Runner
+    from crossfade.batches.tensors import join_outputs, split_batch
+
+    if num_batches < 2:
+        raise ValueError(f"num_batches is {num_batches}\nhint: 2 or more")
+    if capture and not per_shape:
+        raise ValueError("capture=True and per_shape=False\nhint: a graph has fixed shapes: leave one of them out")
+    runner = Runner(num_batches, group, Moves.of(way), capture, max_ctas, timeout_s)
+    return Interleaved(module, runner, split or split_batch, join or join_outputs, per_shape=per_shape)
+
+
+def interleaved(
+    *,
+    group: ProcessGroup | None = None,
+    way: str | None = None,
+    per_shape: bool = True,
+    max_ctas: int | None = None,
+    timeout_s: float = 60.0,
+) -> InterleavedSteps:
+    """Training steps of several batches that take turns at collectives. Keep it, and enter it once a step::
+
+        steps = crossfade.interleaved()
+        for first, second in batches:
+            with steps as run:
+                run(loss_of, first, weight=len(first))
+                run(loss_of, second, weight=len(second))
+                loss = run.backward()
+
+    The arguments are those of `interleave`; ``"one batch"`` here means one batch after the other.
+
+    Raises:
+        MissingDependency: torch or greenlet is not installed.
+        ValueError: an argument makes no sense.
+    """
+    _require_torch()
+    from crossfade.batches.calibration import Moves
+    from crossfade.batches.steps import InterleavedSteps
+
+    return InterleavedSteps(group, Moves.of(way), per_shape, max_ctas, timeout_s)
+
+
+def yield_point() -> None:
+    """The other batch may run here, up to its own next collective or `yield_point`. For communication that is not torch's.
+
+    All ranks and all batches have to come here equally often. Outside an interleaved run it does nothing.
+    """
+    parts = sys.modules.get(_PARTS)
+    part = parts.current_part() if parts is not None else None
+    if part is not None:
+        part.on_yield_point()
+
+
+def _require_torch() -> None:
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise MissingDependency("torch", extra="batches", needed_for="interleaving batches") from None

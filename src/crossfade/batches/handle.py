@@ -1,0 +1,224 @@
+"""A module whose calls are run in the fastest way: the whole batch, or parts of it that take turns at collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from crossfade.batches.agreement import Agreement, maximum
+from crossfade.batches.calibration import Moves, Way
+from crossfade.batches.captured import CapturedCall
+from crossfade.batches.carriers import Carrier, CopyEngines, ProcessGroups, own_stream
+from crossfade.batches.fsdp import share_parameters
+from crossfade.batches.obstacles import why_one_batch
+from crossfade.batches.parts import Run, current_part
+from crossfade.batches.report import BatchesReport
+from crossfade.batches.tensors import Call, signature
+from crossfade.batches.tuner import Step, Tuner
+from crossfade.errors import BatchesError, CrossfadeError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["Interleaved", "Join", "Runner", "Split"]
+
+Split = Callable[[tuple[Any, ...], dict[str, Any], int], Sequence[Any]]
+Join = Callable[[Sequence[Any], Sequence[int]], Any]
+
+
+class Runner:
+    """What the calls of one handle share: streams, carriers, and the agreement with the other ranks."""
+
+    def __init__(
+        self,
+        num_batches: int,
+        group: ProcessGroup | None,
+        fixed: Moves | None,
+        capture: bool,
+        max_ctas: int | None,
+        timeout_s: float,
+    ) -> None:
+        self.num_batches = num_batches
+        self._fixed = fixed
+        self.captures = capture
+        self.agreement: Agreement | None = None  # made at the first call: a process group need not be there before
+        self._group = group
+        self._timeout_s = timeout_s
+        self._groups = ProcessGroups(max_ctas)
+        self._copies = CopyEngines(num_batches, self._groups)
+
+    def tuner(self, device: str, key: Sequence[str], reason: str, *, in_one_stream: bool) -> Tuner:
+        """The ways of a kind of call that is new. Collective."""
+        captures = self.captures and device == "cuda" and not torch.is_grad_enabled()
+        if self.agreement is None and dist.is_initialized():
+            self.agreement = Agreement(self._group, self._timeout_s)
+        if self.agreement is None:
+            ways, reason = [Moves.ONE], "there is no process group: nothing communicates"
+        else:
+            self.agreement.compare(f"a call of {', '.join(key)}; {reason or 'it can be interleaved'}")
+            if reason:
+                ways = [Moves.ONE]
+            elif self._fixed is not None:
+                ways, reason = [self._fixed], "it was asked for"
+            else:
+                ways = [Moves.ONE, Moves.GROUPS]
+                if device == "cuda" and not in_one_stream and self._can_copy():
+                    ways.append(Moves.COPIES)
+        every = [Way(moves) for moves in ways]
+        if captures and (self._fixed is None or len(ways) > 1):
+            every += [Way(moves, is_captured=True) for moves in ways]
+        elif captures:
+            every = [Way(moves, is_captured=True) for moves in ways]
+        return Tuner(every, reason, self.agreement, device, self.num_batches)
+
+    def _can_copy(self) -> bool:
+        """Whether all ranks can open shared buffers. Collective."""
+        agreement = self.agreement
+        assert agreement is not None, "asked for with a group only"
+        try:
+            self._copies.open(agreement.group, torch.device("cuda", torch.cuda.current_device()))
+            failed = 0.0
+        except CrossfadeError:
+            failed = 1.0
+        return maximum([failed], agreement.group, "cuda")[0] == 0.0
+
+    def run(
+        self, step: Step, device: str, calls: Sequence[Callable[[], Any]], *, in_one_stream: bool
+    ) -> tuple[list[Any], Run]:
+        """Interleaves calls."""
+        carrier: Carrier = self._copies if step.way.moves is Moves.COPIES else self._groups
+        agreement = self.agreement if step.is_checked else None
+        streams = self._own_streams(len(calls)) if device == "cuda" and not in_one_stream else []
+        run = Run(carrier, agreement=agreement, records=step.records, on_gpu=device == "cuda", streams=streams)
+        with nullcontext() if agreement is None else agreement.last_word():
+            outputs = run.go(calls)
+        if streams and not torch.cuda.is_current_stream_capturing():
+            caller = torch.cuda.current_stream()
+            for leaf in pytree.tree_leaves(outputs):
+                if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
+                    leaf.record_stream(caller)
+        return outputs, run
+
+    def _own_streams(self, number: int) -> list[torch.cuda.Stream]:
+        if torch.is_grad_enabled():
+            # Both parts' gradients of a weight are added on one stream; the engine orders that, and warns of it.
+            warn = getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None)
+            if warn is not None:
+                warn(False)
+        return [own_stream("parts", part) for part in range(number)]
+
+
+class Interleaved:
+    """A module that `interleave` was given.
+
+    Attributes:
+        module: the module itself.
+    """
+
+    def __init__(self, module: nn.Module, runner: Runner, split: Split, join: Join, *, per_shape: bool) -> None:
+        self.module = module
+        self._runner = runner
+        self._split = split
+        self._join = join
+        self._per_shape = per_shape
+        self._tuners: dict[tuple[str, ...], Tuner] = {}
+        self._captured: dict[tuple[str, ...], dict[Way, CapturedCall]] = {}
+        self._last: Tuner | None = None
+        self._in_one_stream = share_parameters(module, runner.num_batches)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module returns."""
+        if torch.compiler.is_compiling() or current_part() is not None or torch._C._current_graph_task_id() != -1:
+            return self.module(*args, **kwargs)
+        key = self._key(args, kwargs)
+        tuner = self._last = self._tuners.get(key) or self._open(key, args, kwargs)
+        step = tuner.begin()
+        if step.way.is_captured:
+            output, run = self._replay(key, tuner, step, args, kwargs)
+        else:
+            output, run = self._run(step, args, kwargs)
+        tuner.finish(step, output, run)
+        return output
+
+    def report(self) -> BatchesReport:
+        """About the kind of call that was last.
+
+        Raises:
+            BatchesError: there was none.
+        """
+        if self._last is None:
+            raise BatchesError("nothing has been called yet", hint="call the handle like the module, then ask")
+        return self._last.report()
+
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
+        modes = (
+            "training" if self.module.training else "evaluation",
+            "with gradients" if torch.is_grad_enabled() else "without gradients",
+            *(f"autocast on {kind}" for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)),
+        )
+        kind = signature((args, kwargs), with_values=self._runner.captures)
+        return (*modes, *kind) if self._per_shape else modes
+
+    def _open(self, key: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tuner:
+        reason = why_one_batch(self.module)
+        if not reason and not self._split(args, kwargs, self._runner.num_batches):
+            reason = f"a batch has fewer rows than {self._runner.num_batches}"
+        tuner = self._tuners[key] = self._runner.tuner(
+            self._device(args, kwargs), key, reason, in_one_stream=self._in_one_stream
+        )
+        if any(
+            isinstance(each, nn.modules.dropout._DropoutNd) and each.training and each.p
+            for each in self.module.modules()
+        ):
+            tuner.notes.append("dropout: interleaved batches have other masks than the whole batch")
+        return tuner
+
+    def _device(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        leaves = pytree.tree_leaves((args, kwargs))
+        kinds = {leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        return "cuda" if "cuda" in kinds else "cpu"
+
+    def _run(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Run | None]:
+        if step.way.moves is Moves.ONE:
+            return self.module(*args, **kwargs), None
+        parts = [Call(*part) for part in self._split(args, kwargs, self._runner.num_batches)]
+        if not parts:
+            raise BatchesError(
+                f"a batch has fewer rows than {self._runner.num_batches}",
+                hint="the other ranks split theirs: give more rows",
+            )
+        calls = [partial(self.module, *part.args, **part.kwargs) for part in parts]
+        outputs, run = self._runner.run(step, self._device(args, kwargs), calls, in_one_stream=self._in_one_stream)
+        return self._join(outputs, [part.num_rows for part in parts]), run
+
+    def _replay(
+        self, key: tuple[str, ...], tuner: Tuner, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Run | None]:
+        """By a graph, which is captured at the way's first step. A way that cannot be captured is given up by all ranks."""
+        graphs = self._captured.setdefault(key, {})
+        if tuner.chosen is not None:
+            for way in [way for way in graphs if way != tuner.chosen]:
+                del graphs[way]
+        call, run = graphs.get(step.way), None
+        if call is None:
+            plain = Way(step.way.moves)
+            output, run = self._run(
+                Step(plain, is_checked=True), args, kwargs
+            )  # communicators and buffers are there then
+            why = ""
+            try:
+                call = CapturedCall(lambda *a, **k: self._run(Step(plain), a, k)[0], args, kwargs)
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}".partition("\n")[0]
+            if tuner.gives_up(step, why) or call is None:
+                return output, run
+            graphs[step.way] = call
+            tuner.restart(step)
+        return call(*args, **kwargs), run

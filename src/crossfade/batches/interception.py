@@ -1,0 +1,128 @@
+"""Where a collective of an unmodified module is seen: the methods of torch's process groups, and its functional collectives.
+
+Module functions, function modes and dispatch modes each miss some: names that a library imported, what DTensor sends inside an
+operator. All come through the two places here. Methods are replaced on the class ``ProcessGroup``, functional collectives in
+the namespaces of ``torch.ops``; so is the ``forward`` of modules that need a look (DDP, batch norms). The replacements are in place
+while something is interleaved and at no other time, and ask first whether this is a part's call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import RLock
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+__all__ = ["METHODS", "PACKETS", "Part", "installed"]
+
+_NAMES = (
+    "allreduce allreduce_coalesced allgather all_gather_single _allgather_base allgather_coalesced all_gather_single_coalesced "
+    "allgather_into_tensor_coalesced reduce_scatter reduce_scatter_single _reduce_scatter_base reduce_scatter_single_coalesced "
+    "reduce_scatter_tensor_coalesced all_to_all_single alltoall_base alltoall broadcast reduce gather scatter "
+    "_start_coalescing _end_coalescing"
+)
+METHODS = tuple(_NAMES.split())
+"""Methods of process groups, under the names of all versions of torch that are supported."""
+PACKETS = {
+    "_c10d_functional": "all_reduce all_reduce_ all_reduce_coalesced all_gather_into_tensor all_gather_into_tensor_coalesced "
+    "reduce_scatter_tensor reduce_scatter_tensor_coalesced all_to_all_single broadcast",
+    "_c10d_functional_autograd": "all_gather_into_tensor reduce_scatter_tensor all_to_all_single",
+    "_dtensor": "shard_dim_alltoall",
+}
+"""Operators by their namespace."""
+_MODULES = (DistributedDataParallel, _BatchNorm, torch.nn.SyncBatchNorm)
+
+
+class Part(Protocol):
+    """What a replacement calls, if the caller is a part that listens."""
+
+    def on_method(
+        self, name: str, original: Callable[..., Any], group: Any, args: tuple[Any, ...], kwargs: Any
+    ) -> Any: ...
+
+    def on_packet(self, packet: Any, args: tuple[Any, ...], kwargs: Any) -> Any: ...
+
+    def on_module(self, module: torch.nn.Module, output: Any) -> None: ...
+
+
+Find = Callable[[], Part | None]
+
+
+class _Installed:
+    """Puts the replacements in place when the first user comes, and takes them away when the last one goes."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+        self._num_users = 0
+        self._originals: list[tuple[Any, str, Any]] = []
+
+    def enter(self, find: Find) -> None:
+        with self._lock:
+            self._num_users += 1
+            if self._num_users == 1:
+                self._replace_all(find)
+
+    def leave(self) -> None:
+        with self._lock:
+            self._num_users -= 1
+            if not self._num_users:
+                for owner, name, original in reversed(self._originals):
+                    setattr(owner, name, original)
+                self._originals.clear()
+
+    def _replace_all(self, find: Find) -> None:
+        for name in METHODS:
+            # From the class's own dictionary: getattr gives something that cannot be put back.
+            original = vars(dist.ProcessGroup).get(name)
+            if original is not None:
+                self._replace(dist.ProcessGroup, name, original, _method(name, getattr(dist.ProcessGroup, name), find))
+        for namespace, names in PACKETS.items():
+            operators = getattr(torch.ops, namespace)
+            for name in names.split():
+                packet = getattr(operators, name, None)
+                if packet is not None:
+                    self._replace(operators, name, packet, _packet(packet, find))
+        for kind in _MODULES:
+            self._replace(kind, "forward", vars(kind)["forward"], _forward(vars(kind)["forward"], find))
+
+    def _replace(self, owner: Any, name: str, original: Any, replacement: Any) -> None:
+        setattr(owner, name, replacement)
+        self._originals.append((owner, name, original))
+
+
+installed = _Installed()
+"""The one of this process: classes are replaced for all threads."""
+
+
+def _method(name: str, original: Callable[..., Any], find: Find) -> Callable[..., Any]:
+    def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or (part := find()) is None:
+            return original(group, *args, **kwargs)
+        return part.on_method(name, original, group, args, kwargs)
+
+    return call
+
+
+def _packet(packet: Any, find: Find) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or (part := find()) is None:
+            return packet(*args, **kwargs)
+        return part.on_packet(packet, args, kwargs)
+
+    for overload in packet.overloads():
+        setattr(call, overload, getattr(packet, overload))
+    return call
+
+
+def _forward(original: Callable[..., Any], find: Find) -> Callable[..., Any]:
+    def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        output = original(self, *args, **kwargs)
+        if not torch.compiler.is_compiling() and (part := find()) is not None:
+            part.on_module(self, output)
+        return output
+
+    return forward

@@ -1,0 +1,31 @@
+"""Modules whose batch must not be split, with the reason."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from crossfade.batches.fsdp import is_fully_sharded, why_not_shared
+from crossfade.batches.thread_state import can_exchange_warning_handlers
+
+__all__ = ["why_one_batch"]
+
+
+def why_one_batch(module: nn.Module) -> str:
+    """Why a module has to be run with the whole batch; nothing if it can be interleaved. All ranks find the same."""
+    if not can_exchange_warning_handlers():
+        return f"torch {torch.__version__} keeps its handler of warnings where crossfade does not find it"
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    for name, each in module.named_modules():
+        place = f"{type(each).__name__} '{name}'" if name else type(each).__name__
+        if isinstance(each, _BatchNorm) and (each.training or each.running_mean is None):
+            return f"{place} takes its statistics from the batch: halves would have others"
+        if fsdp is not None and isinstance(each, fsdp.FullyShardedDataParallel):
+            return f"{place} is sharded by FSDP1, which frees a layer's parameters when the first batch leaves it"
+        if is_fully_sharded(each) and (why := why_not_shared(each)):
+            return f"{place} is sharded by FSDP2: {why}"
+    return ""

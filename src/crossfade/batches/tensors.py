@@ -1,0 +1,103 @@
+"""Splitting a batch and joining outputs: what `interleave` does unless the user gives functions of his own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from crossfade.errors import BatchesError
+
+__all__ = ["Call", "join_outputs", "signature", "split_batch"]
+
+
+class Call(NamedTuple):
+    """The arguments of one batch, and how many rows it has: what its outputs weigh."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    num_rows: int
+
+
+def split_batch(args: tuple[Any, ...], kwargs: dict[str, Any], num_batches: int) -> list[Call]:
+    """Splits all tensors that have as many rows as the first one, in containers too; all else goes to every batch.
+
+    Gives an empty list where there is no tensor with enough rows. Batches differ by one row at most.
+    """
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    num_rows = next((each.shape[0] for each in leaves if isinstance(each, torch.Tensor) and each.dim()), 0)
+    if num_rows < num_batches:
+        return []
+    columns = [_rows(each, num_rows, num_batches) for each in leaves]
+    calls = []
+    for index, rows in enumerate(zip(*columns, strict=True)):
+        own_args, own_kwargs = pytree.tree_unflatten(list(rows), spec)
+        calls.append(Call(own_args, own_kwargs, num_rows // num_batches + (index < num_rows % num_batches)))
+    return calls
+
+
+def _rows(leaf: Any, num_rows: int, num_batches: int) -> Sequence[Any]:
+    if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == num_rows:
+        return leaf.tensor_split(num_batches)
+    return [leaf] * num_batches
+
+
+def join_outputs(outputs: Sequence[Any], num_rows: Sequence[int]) -> Any:
+    """One output of those of all batches: tensors one behind the other, single numbers as means weighted by the rows.
+
+    A mean over something else than rows, as over tokens that are not padding, needs a function of the user's.
+
+    Raises:
+        BatchesError: outputs have different structures, tensors that do not belong to rows, or objects that differ.
+    """
+    flat, specs = zip(*map(pytree.tree_flatten, outputs), strict=True)
+    if any(spec != specs[0] for spec in specs):
+        raise BatchesError(
+            "the batches' outputs have different structures", hint="interleave(join=...) joins them as you say"
+        )
+    return pytree.tree_unflatten([_join(leaves, num_rows) for leaves in zip(*flat, strict=True)], specs[0])
+
+
+def _join(leaves: tuple[Any, ...], num_rows: Sequence[int]) -> Any:
+    first = leaves[0]
+    if isinstance(first, torch.Tensor):
+        if not first.dim():
+            if not first.is_floating_point():
+                raise BatchesError(
+                    f"an output is a single {first.dtype}", hint="interleave(join=...) joins it as you say"
+                )
+            return sum(leaf * (rows / sum(num_rows)) for leaf, rows in zip(leaves, num_rows, strict=True))
+        lengths = {leaf.shape[0] / rows for leaf, rows in zip(leaves, num_rows, strict=True)}
+        if len(lengths) == 1 and first.shape[0] % num_rows[0] == 0:
+            return torch.cat(leaves)
+        raise BatchesError(
+            f"outputs of shapes {', '.join(str(list(leaf.shape)) for leaf in leaves)} for {', '.join(map(str, num_rows))} rows",
+            hint="interleave(join=...) joins them as you say",
+        )
+    if all(leaf is first or leaf == first for leaf in leaves):
+        return first
+    raise BatchesError(
+        f"the batches give different objects of type {type(first).__name__}",
+        hint="leave it out of the outputs (use_cache=False), or interleave(join=...) joins them as you say",
+    )
+
+
+def signature(value: Any, *, with_values: bool = False) -> tuple[str, ...]:
+    """Shapes, types and devices of all tensors in a value, types of all else, and how they are nested; equal for calls of one kind.
+
+    Args:
+        value: anything.
+        with_values: numbers and texts count too, as a graph has them for good.
+    """
+    leaves, spec = pytree.tree_flatten(value)
+    return (*(_signature(leaf, with_values) for leaf in leaves), str(spec) if len(leaves) > 1 else "")
+
+
+def _signature(leaf: Any, with_values: bool) -> str:
+    if isinstance(leaf, torch.Tensor):
+        grad = " with gradient" if leaf.requires_grad else ""
+        return f"{leaf.dtype}{list(leaf.shape)} on {leaf.device.type}{grad}".removeprefix("torch.")
+    is_told = isinstance(leaf, bool | None) or (with_values and isinstance(leaf, int | float | str))
+    return repr(leaf) if is_told else type(leaf).__name__

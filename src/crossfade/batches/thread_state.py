@@ -1,0 +1,192 @@
+"""What torch keeps per thread, and belongs to a part: taken from one part and put back for another at each switch.
+
+All parts run on one OS thread, so the thread's state would go from one to the other. Without the exchange, a part that switches
+inside an ``autograd.Function`` leaves the other without gradients, an inference mode leaks, dropout that is computed again in a
+checkpoint differs, and the next C++ warning of the process ends in a segmentation fault.
+
+=====================  ==========================================================================================
+state                  how it is exchanged
+=====================  ==========================================================================================
+grad modes             getters and setters
+dispatch keys          a guard around the part's turn; what the part left is read before the guard ends
+inference mode         a guard around the part's turn, entered at every turn, also where nothing changes
+mode stacks            all are popped, and the part's are pushed: dispatch modes, function modes, saved-tensor hooks
+autocast               per kind of device: on or off, type; whether casts are cached
+random numbers         the CPU's generator by value; a GPU's by reference
+frame callback         of torch.compile, if it is loaded
+warning handler        a pointer in libc10, through ctypes
+CUDA stream            the current one
+context variables      greenlet exchanges them itself
+=====================  ==========================================================================================
+
+Not exchanged: the cache of autocast (of casts of weights that both parts use), profiler ranges, ``threading.local`` of users.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+__all__ = ["ThreadState", "can_exchange_warning_handlers", "seeded"]
+
+_C: Any = torch._C
+_cuda: Any = torch.cuda
+_NAMES = "_ZN3c1012WarningUtils19{}E{}"
+_GETTER, _SETTER = (
+    _NAMES.format("get_warning_handler", "v"),
+    _NAMES.format("set_warning_handler", "PNS_14WarningHandlerE"),
+)
+
+
+@cache
+def _warning_handlers() -> tuple[Callable[[], int | None], Callable[[int | None], None]] | None:
+    """The getter and the setter of c10's handler of warnings, which is one per thread; None where this torch has others."""
+    try:
+        library = ctypes.PyDLL(str(Path(torch.__file__).with_name("lib") / "libc10.so"))  # keeps the interpreter lock
+        getter, setter = library[_GETTER], library[_SETTER]
+    except (OSError, AttributeError):
+        return None
+    getter.restype, getter.argtypes = ctypes.c_void_p, []
+    setter.restype, setter.argtypes = None, [ctypes.c_void_p]
+    return getter, setter
+
+
+def can_exchange_warning_handlers() -> bool:
+    """Whether this torch has what a switch inside ``autograd.Function.apply`` needs."""
+    return _warning_handlers() is not None
+
+
+@cache
+def _autocast_devices() -> tuple[str, ...]:
+    return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+
+
+def _popped(count: Callable[[], int], pop: Callable[[], Any]) -> list[Any]:
+    """All of a stack, the lowest first; it is empty then."""
+    return [pop() for _ in range(count())][::-1]
+
+
+def _popped_hooks() -> list[Any]:
+    hooks = []
+    while (top := _C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(top)
+        _C._autograd._pop_saved_tensors_default_hooks()
+    return hooks[::-1]
+
+
+def _frame_callbacks() -> Any:
+    return _C._dynamo.eval_frame if "torch._dynamo" in sys.modules else None
+
+
+class ThreadState(NamedTuple):
+    """The state of this thread at one time. ``take`` leaves the mode stacks empty, and ``put`` fills them again."""
+
+    grad: bool
+    forward_grad: bool
+    inference: bool
+    included: Any
+    excluded: Any
+    dispatch_modes: list[Any]
+    function_modes: list[Any]
+    function_state: Any
+    hooks: list[Any]
+    autocast: list[tuple[bool, Any]]
+    autocast_cache: bool
+    cpu_generator: torch.Tensor
+    gpu_generator: Any
+    frame_callback: Any
+    warning_handler: int | None
+    stream: Any
+
+    @classmethod
+    def take(cls) -> ThreadState:
+        """Reads everything, and pops the modes."""
+        included, excluded = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
+        handlers, frames = _warning_handlers(), _frame_callbacks()
+        on_gpu = _cuda.is_initialized()
+        return cls(
+            grad=torch.is_grad_enabled(),
+            forward_grad=_C._is_fwd_grad_enabled(),
+            inference=torch.is_inference_mode_enabled(),
+            included=included,
+            excluded=excluded,
+            dispatch_modes=_popped(_C._len_torch_dispatch_stack, lambda: _C._pop_torch_dispatch_stack(None)),
+            function_modes=_popped(_C._len_torch_function_stack, _C._pop_torch_function_stack),
+            function_state=_C._get_torch_function_state(),
+            hooks=_popped_hooks(),
+            autocast=[
+                (torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in _autocast_devices()
+            ],
+            autocast_cache=torch.is_autocast_cache_enabled(),
+            cpu_generator=torch.default_generator.get_state(),
+            gpu_generator=_gpu_generator().graphsafe_get_state() if on_gpu and not _is_capturing() else None,
+            frame_callback=frames.set_eval_frame(None) if frames else None,
+            warning_handler=handlers[0]() if handlers else None,
+            stream=torch.cuda.current_stream() if on_gpu else None,
+        )
+
+    def put(self) -> None:
+        """Sets everything but the dispatch keys and the inference mode, which belong to guards."""
+        handlers, frames = _warning_handlers(), _frame_callbacks()
+        _C._set_grad_enabled(self.grad)
+        _C._set_fwd_grad_enabled(self.forward_grad)
+        _C._set_torch_function_state(self.function_state)
+        for mode in self.function_modes:
+            _C._push_on_torch_function_stack(mode)
+        for mode in self.dispatch_modes:
+            _C._push_on_torch_dispatch_stack(mode)
+        for pack, unpack in self.hooks:
+            _C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+        for kind, (is_on, dtype) in zip(_autocast_devices(), self.autocast, strict=True):
+            torch.set_autocast_enabled(kind, is_on)
+            torch.set_autocast_dtype(kind, dtype)
+        torch.set_autocast_cache_enabled(self.autocast_cache)
+        torch.default_generator.set_state(self.cpu_generator)
+        if self.stream is not None:
+            torch.cuda.set_stream(self.stream)
+        if self.gpu_generator is not None:
+            _gpu_generator().graphsafe_set_state(self.gpu_generator)
+        if frames:
+            frames.set_eval_frame(self.frame_callback)
+        if handlers:
+            handlers[1](self.warning_handler)
+
+    def turn(self, act: Callable[[], Any]) -> ThreadState:
+        """Calls with this state, and gives the state that was left.
+
+        The thread has its dispatch keys and inference mode again then, and the rest as `take` leaves it: whoever has several turns
+        takes the thread's own state before the first, and puts it back.
+        """
+        with _C._InferenceMode(self.inference), _C._ForceDispatchKeyGuard(self.included, self.excluded):
+            self.put()
+            try:
+                act()
+            finally:
+                left = ThreadState.take()
+        return left
+
+
+def seeded(state: ThreadState, stream: Any = None) -> ThreadState:
+    """A part's first state: the given one, but for a stream, and random numbers of its own that follow from the thread's."""
+    seed = int(torch.randint(0, 1 << 62, ()).item())
+    generator = torch.Generator().manual_seed(seed)
+    changed = state._replace(cpu_generator=generator.get_state(), stream=state.stream if stream is None else stream)
+    if state.gpu_generator is None:
+        return changed
+    on_gpu = torch.Generator(_gpu_generator().device).manual_seed(seed)
+    return changed._replace(gpu_generator=on_gpu)
+
+
+def _gpu_generator() -> Any:
+    return torch.cuda.default_generators[torch.cuda.current_device()]
+
+
+def _is_capturing() -> bool:
+    """Whether a graph is captured: generators are not exchanged in it."""
+    return bool(torch.cuda.is_current_stream_capturing())

@@ -1,0 +1,205 @@
+"""Runs the steps of one kind of call in one way after the other, times them, and settles on the fastest with all ranks."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from crossfade.batches.agreement import Agreement, line_up, maximum
+from crossfade.batches.calibration import Calibration, Moves, Way, choose
+from crossfade.batches.parts import Run
+from crossfade.batches.report import BatchesReport, Counts, hidden_of, why_no_gain, why_not_hidden
+from crossfade.batches.spans import Mark, mark, us_between
+from crossfade.batches.tensors import signature
+
+__all__ = ["Step", "Tuner"]
+
+
+@dataclass
+class Step:
+    """One step, and how it is to be run.
+
+    Attributes:
+        way: how.
+        is_checked: the ranks compare their collectives in it.
+        is_timed: it counts in the calibration.
+        records: the spans of its collectives are recorded.
+        host_s: how long its launches took.
+        begin, end: its time; the end may move to the end of its backward.
+    """
+
+    way: Way
+    is_checked: bool = False
+    is_timed: bool = False
+    records: bool = False
+    host_s: float = 0.0
+    begin: Mark = None
+    end: Mark = None
+    began_s: float = field(default_factory=time.perf_counter)
+
+
+class Tuner:
+    """The ways of one kind of call.
+
+    Args:
+        ways: one batch first; a single way is not measured.
+        reason: why there is but one.
+        agreement: with the other ranks; None where there are none.
+        device: where the tensors are: ``"cpu"`` or ``"cuda"``.
+        num_batches: for the report.
+    """
+
+    def __init__(
+        self, ways: Sequence[Way], reason: str, agreement: Agreement | None, device: str, num_batches: int
+    ) -> None:
+        self.notes: list[str] = []
+        self.chosen: Way | None = ways[0] if len(ways) == 1 else None
+        self.reason = reason or "it is being measured"
+        self._obstacle = reason
+        self._agreement = agreement
+        self._device = device
+        self._num_batches = num_batches
+        self._calibration = Calibration(ways)
+        self._medians_ms: dict[Way, float] = {}
+        self._is_checked = set[Way]()
+        self._has_recorded = False
+        self._timed: list[Step] = []
+        self._shapes: dict[Moves, tuple[str, ...]] = {}
+        self._counts = Counts()
+        self._recorded: Run | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether times are taken on a GPU."""
+        return self._device == "cuda"
+
+    def begin(self) -> Step:
+        """The next step. When the calibration is over, the ranks settle here on a way; a collective then."""
+        trial = None if self.chosen else self._calibration.next()
+        if trial is None and self.chosen is None:
+            self._settle()
+        step = Step(self.chosen or trial.way)  # type: ignore[union-attr]
+        step.is_timed = trial is not None and not trial.is_warm_up
+        is_interleaved = step.way.moves is not Moves.ONE
+        step.is_checked = is_interleaved and step.way not in self._is_checked and not step.way.is_captured
+        self._is_checked.add(step.way)
+        step.records = (
+            trial is None and is_interleaved and not (step.is_checked or self._has_recorded or step.way.is_captured)
+        )
+        self.restart(step)
+        return step
+
+    def restart(self, step: Step) -> None:
+        """The step begins now, for all ranks if it is timed: else it would have the others' lateness of the step before."""
+        if step.is_timed and self._agreement is not None:
+            line_up(self._agreement.group, self._device)
+        step.begin = mark(on_gpu=self.on_gpu) if step.is_timed else None
+        step.began_s = time.perf_counter()
+
+    def finish(self, step: Step, output: Any, run: Run | None) -> None:
+        """The step's call has returned. ``run``: of an interleaved one."""
+        step.host_s = time.perf_counter() - step.began_s
+        if step.is_timed:
+            step.end = mark(on_gpu=self.on_gpu)
+            self._timed.append(step)
+            _at_end_of_backward(output, lambda: setattr(step, "end", mark(on_gpu=self.on_gpu)))
+        if self.chosen is None:
+            self._shapes.setdefault(step.way.moves, signature(output))
+        if run is not None:
+            atomic = sum((part.atomic for part in run.parts), Counter[str]())
+            self._counts = Counts(
+                tuple(part.num_collectives for part in run.parts), tuple(part.num_stops for part in run.parts), atomic
+            )
+            if step.records:
+                self._has_recorded, self._recorded = True, run
+
+    def gives_up(self, step: Step, why: str) -> bool:
+        """Whether a captured way is given up, since a rank says why it must be. Collective."""
+        failed = 1.0 if why else 0.0
+        if self._agreement is not None:
+            failed = maximum([failed], self._agreement.group, self._device)[0]
+        if failed:
+            self.notes.append(f"{step.way} is left out: {why or 'another rank could not capture it'}")
+            step.is_timed = False
+            if self.chosen is None:
+                self._calibration.drop(step.way)
+            else:
+                self.chosen = Way(step.way.moves)
+        return bool(failed)
+
+    def fall_back(self, reason: str) -> None:
+        """From now on the whole batch is run. All ranks do it in the same step."""
+        self.chosen, self.reason = Way(Moves.ONE), reason
+
+    def _settle(self) -> None:
+        calibration = self._calibration
+        for step in self._timed:  # only now, since a CPU that waits for the GPU cannot run ahead of it
+            host_ms = step.host_s * 1e3 if self.on_gpu else None
+            calibration.note(step.way, us_between(step.begin, step.end) / 1e3, host_ms)
+        self._timed.clear()
+        medians = calibration.medians_ms()
+        if self._agreement is not None:
+            medians = maximum(medians, self._agreement.group, self._device)
+        self._medians_ms = dict(zip(calibration.ways, medians, strict=True))
+        if len(set(self._shapes.values())) > 1:
+            self.fall_back(
+                "joined outputs have other shapes than those of one batch: interleave(join=...) joins them as you say"
+            )
+            return
+        self.chosen = choose(self._medians_ms)
+        if self._obstacle:
+            self.reason = self._obstacle
+        elif self.chosen.moves is Moves.ONE:
+            self.reason = why_no_gain(self._medians_ms, calibration.host_ms, self._counts)
+        else:
+            single = min(taken for way, taken in self._medians_ms.items() if way.moves is Moves.ONE)
+            self.reason = f"it takes {self._medians_ms[self.chosen] / single:.3f} of one batch's time"
+
+    def report(self) -> BatchesReport:
+        """What is known so far. Waits for the GPU where a recorded run is told for the first time."""
+        host = {str(way): sum(taken) / len(taken) for way, taken in self._calibration.host_ms.items() if taken}
+        said = BatchesReport(
+            way=str(self.chosen or Way(Moves.ONE)),
+            reason=self.reason,
+            is_settled=self.chosen is not None,
+            num_batches=self._num_batches,
+            measured_ms={str(way): taken for way, taken in self._medians_ms.items()},
+            host_ms=host,
+            counts=self._counts,
+            notes=(*self.notes, *self._notes_of_counts()),
+        )
+        if self._recorded is None:
+            return said
+        spans, total_us = self._recorded.timeline()
+        all_ms, hidden_ms, exposed_ms = hidden_of(spans, self._num_batches, total_us)
+        return replace(
+            said,
+            communication_ms=all_ms,
+            hidden_ms=hidden_ms,
+            exposed_ms=exposed_ms,
+            timeline=tuple(spans),
+            not_hidden=why_not_hidden(self._counts, hidden_ms, exposed_ms),
+        )
+
+    def _notes_of_counts(self) -> list[str]:
+        if len(set(self._counts.collectives)) <= 1:
+            return []
+        return [f"the batches issue different numbers of collectives: {', '.join(map(str, self._counts.collectives))}"]
+
+
+def _at_end_of_backward(output: Any, act: Callable[[], Any]) -> None:
+    """Calls when the first backward through the output has ended."""
+    tensors = [
+        leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None
+    ]
+    if not tensors:
+        return
+    engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined,unused-ignore]
+    hooked: Any = tensors[0]
+    hooked.register_hook(lambda _: engine.queue_callback(act))

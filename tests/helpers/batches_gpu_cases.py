@@ -1,0 +1,193 @@
+"""Cases of interleaved batches on GPUs, by NCCL and by copy engines, eager and captured."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from crossfade.batches import interleave, interleaved
+from crossfade.batches.calibration import MOST_STEPS
+from tests.helpers.batches_cases import GROUPS, Gathering, Tensors, meet, quiet
+from tests.helpers.batches_models import NEAR, all_sum, assert_near, gradients, random_model, same_input, train
+from tests.helpers.ranks import Case
+
+COPIES = "copy engines"
+
+
+def random_models(device: str, first: int = 0, number: int = 16) -> None:
+    for index in range(first, first + number):
+        model, x = random_model(index).to(device), same_input(4 + index % 5, index).to(device)
+        wanted = train(model, model, x)
+        for way in (GROUPS, COPIES):
+            handle = interleave(model, num_batches=2 + index % 2, way=way)
+            for _ in range(3):
+                try:
+                    assert_near(train(handle, model, x), wanted)
+                except AssertionError as error:
+                    raise AssertionError(f"random model {index}, {way}: {error}\n{model}") from error
+
+
+class Wide(nn.Module):
+    """Long enough on the GPU that a missing wait would show."""
+
+    def __init__(self, width: int, device: str) -> None:
+        super().__init__()
+        torch.manual_seed(dist.get_rank())
+        self.layers = nn.ModuleList([nn.Linear(width, width, device=device) for _ in range(8)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(x + all_sum(layer(x)))
+        return x
+
+
+def long_steps(device: str) -> None:
+    model = Wide(2048, device)
+    for way, max_ctas in ((GROUPS, None), (GROUPS, 8), (COPIES, None)):
+        handle = interleave(model, way=way, max_ctas=max_ctas)
+        for seed in range(6):
+            x = torch.randn(4096, 2048, generator=torch.Generator().manual_seed(seed)).to(device)
+            assert_near(train(handle, model, x), train(model, model, x), 1e-3)
+
+
+def captured(device: str) -> None:
+    model = Wide(512, device)
+    with torch.no_grad():
+        for way in (GROUPS, COPIES, None, "one batch"):
+            handle = interleave(model, way=way, capture=True)
+            outputs = list[tuple[Tensor, Tensor]]()
+            for seed in range(MOST_STEPS + 2 if way is None else 4):
+                x = torch.randn(256, 512, generator=torch.Generator().manual_seed(seed)).to(device)
+                outputs.append((handle(x), model(x)))
+            for ours, wanted in outputs:
+                assert torch.allclose(ours, wanted, atol=1e-4), way
+            report = handle.report()
+            assert report.is_settled
+            if way is None:
+                assert len(report.measured_ms) == 6, report
+            else:
+                assert report.way == f"{way}, captured"
+
+
+def calibration(device: str) -> None:
+    model = Wide(1024, device)
+    for mode in (torch.no_grad, torch.inference_mode):
+        handle = interleave(model)
+        with mode():
+            for seed in range(MOST_STEPS + 2):
+                x = torch.randn(2048, 1024, generator=torch.Generator().manual_seed(seed)).to(device)
+                assert torch.allclose(handle(x), model(x), atol=1e-4)
+        report = handle.report()
+        assert set(report.measured_ms) == {"one batch", GROUPS, COPIES}
+        ways = [None] * dist.get_world_size()
+        dist.all_gather_object(ways, report.way)
+        assert len(set(ways)) == 1
+
+
+def recorded(device: str) -> None:
+    model, x = Wide(2048, device), torch.randn(4096, 2048, device=device)
+    for way in (GROUPS, COPIES):
+        handle = interleave(model, way=way)
+        with torch.no_grad():
+            for _ in range(3):
+                handle(x)
+        report = handle.report()
+        assert report.communication_ms is not None
+        assert report.hidden_ms is not None
+        assert len(report.timeline) == 16
+        assert 0 < report.hidden_ms <= report.communication_ms
+
+
+def ddp(device: str) -> None:
+    inner = Gathering().to(device)
+    del inner.unused
+    model = DistributedDataParallel(inner, device_ids=[torch.cuda.current_device()])
+    x = same_input(seed=dist.get_rank()).to(device)
+    with quiet():
+        for way in (GROUPS, COPIES):
+            handle = interleave(model, way=way)
+            for _ in range(3):
+                assert_near(train(handle, model, x), train(model, model, x))
+
+
+def dtensor_parallel(device: str) -> None:
+    x = same_input().to(device)
+    plain, model = Tensors().to(device), Tensors().to(device)
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel(), "q": ColwiseParallel(), "o": RowwiseParallel()}
+    parallelize_module(model, mesh, plan)
+    for way in (GROUPS, COPIES):
+        handle = interleave(model, way=way)
+        for _ in range(2):
+            assert_near(train(handle, model, x), train(plain, plain, x))
+        with torch.no_grad():
+            assert torch.allclose(handle(x), plain(x), atol=NEAR)
+
+
+def random_numbers(device: str) -> None:
+    """Dropout has numbers of its part's own, which follow from the seed."""
+    model = nn.Sequential(nn.Linear(64, 64, device=device), nn.Dropout(0.5))
+    x = torch.ones(8, 64, device=device)
+    handle = interleave(model, way=GROUPS)
+    outputs = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        outputs.append((handle(x), torch.rand(4, device=device)))
+    assert torch.equal(outputs[0][0], outputs[1][0])
+    assert torch.equal(outputs[0][1], outputs[1][1])
+    assert not torch.equal(outputs[0][0][:4], outputs[0][0][4:])
+
+
+def whole_steps(device: str) -> None:
+    model = random_model(7).to(device)
+    batches = [same_input(4, 1).to(device), same_input(2, 2).to(device)]
+    steps = interleaved()
+    for _ in range(MOST_STEPS + 2):
+        with steps as run:
+            for batch in batches:
+                run(lambda x: model(x).square().mean(), batch, weight=len(batch))
+            loss = run.backward()  # type: ignore[no-untyped-call,unused-ignore]
+        ours = gradients(model)
+        whole = sum(model(each).square().mean() * (len(each) / 6.0) for each in batches)
+        assert isinstance(whole, Tensor)
+        whole.backward()  # type: ignore[no-untyped-call,unused-ignore]
+        assert_near((loss, ours), (whole.detach(), gradients(model)))
+    assert len(steps.report().measured_ms) == 3
+
+
+class Syncing(nn.Module):
+    """What a graph cannot hold: a value that the CPU waits for."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return all_sum(x * (1.0 if x.sum().item() > 0 else 2.0))
+
+
+def what_cannot_be_captured(device: str) -> None:
+    model, x = Syncing(), torch.ones(8, 16, device=device)
+    with torch.no_grad():
+        handle = interleave(model, capture=True)
+        for _ in range(MOST_STEPS + 2):
+            assert torch.allclose(handle(x), model(x))
+        report = handle.report()
+    assert report.is_settled
+    assert "captured" not in report.way
+    assert any("is left out" in note for note in report.notes)
+
+
+CASES: dict[str, Case] = {
+    "random_models": random_models,
+    "long_steps": long_steps,
+    "captured": captured,
+    "calibration": calibration,
+    "recorded": recorded,
+    "ddp": ddp,
+    "dtensor_parallel": dtensor_parallel,
+    "random_numbers": random_numbers,
+    "whole_steps": whole_steps,
+    "what_cannot_be_captured": what_cannot_be_captured,
+    "meet": meet,
+}

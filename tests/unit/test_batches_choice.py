@@ -1,0 +1,200 @@
+"""What is pure in the room batches: the steps of a calibration, the choice, spans, splitting and joining, reports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="batches are torch's")
+
+import torch
+
+import crossfade
+from crossfade.batches.calibration import MOST_STEPS, Calibration, Moves, Way, choose, trials
+from crossfade.batches.report import BatchesReport, Counts, why_no_gain, why_not_hidden
+from crossfade.batches.spans import CollectiveSpan, exposed_us, union_us
+from crossfade.batches.tensors import join_outputs, signature, split_batch
+from crossfade.errors import BatchesError
+
+ONE, GROUPS, COPIES = (Way(moves) for moves in Moves)
+CAPTURED = [Way(moves, is_captured=True) for moves in Moves]
+
+
+@pytest.mark.parametrize(
+    "ways", [[ONE, GROUPS], [ONE, GROUPS, COPIES], [ONE, GROUPS, *CAPTURED[:2]], [ONE, GROUPS, COPIES, *CAPTURED]]
+)
+def test_a_calibration_warms_up_and_takes_turns_within_its_steps(ways: list[Way]) -> None:
+    steps = trials(ways)
+    assert len(steps) <= MOST_STEPS
+    eager = [way for way in ways if not way.is_captured]
+    assert [step.way for step in steps[: len(eager)]] == eager
+    assert [step.is_warm_up for step in steps] == [True] * len(eager) + [False] * (len(steps) - len(eager))
+    timed = [step.way for step in steps if not step.is_warm_up]
+    for way in ways:
+        assert timed.count(way) >= (1 if any(each.is_captured for each in ways) and not way.is_captured else 2)
+
+
+def test_a_calibration_gives_medians_and_drops_ways() -> None:
+    calibration = Calibration([ONE, GROUPS, COPIES])
+    for way, samples in ((ONE, (3.0, 1.0, 2.0)), (GROUPS, (5.0,))):
+        for each in samples:
+            calibration.note(way, each, None)
+    assert calibration.medians_ms() == [2.0, 5.0, float("inf")]
+    calibration.drop(COPIES)
+    assert all(step.way != COPIES for step in iter(calibration.next, None))
+    assert calibration.num_left == 0
+
+
+@pytest.mark.parametrize(
+    ("medians", "wanted"),
+    [
+        ({ONE: 10.0, GROUPS: 9.0, COPIES: 9.5}, GROUPS),
+        ({ONE: 10.0, GROUPS: 9.9, COPIES: 9.85}, ONE),
+        ({ONE: 10.0, GROUPS: 9.0, CAPTURED[0]: 8.9, CAPTURED[1]: 8.85}, CAPTURED[0]),
+        ({ONE: 10.0, GROUPS: 9.0, CAPTURED[0]: 8.9, CAPTURED[2]: 8.0}, CAPTURED[2]),
+        ({ONE: 10.0, GROUPS: float("inf")}, ONE),
+    ],
+)
+def test_the_fastest_way_is_chosen_and_one_batch_where_none_wins(medians: dict[Way, float], wanted: Way) -> None:
+    assert choose(medians) == wanted
+
+
+def span(part: int, begin: float, end: float) -> CollectiveSpan:
+    return CollectiveSpan(part, "all_reduce", 4, begin, end)
+
+
+@pytest.mark.parametrize(
+    ("spans", "union", "exposed"),
+    [
+        ([], 0.0, 0.0),
+        ([span(0, 0, 10), span(1, 20, 30)], 20.0, 0.0),
+        ([span(0, 0, 10), span(1, 5, 15)], 15.0, 5.0),
+        ([span(0, 0, 10), span(0, 10, 20), span(1, 5, 15)], 20.0, 10.0),
+        ([span(0, 0, 30), span(1, 5, 10), span(1, 12, 20)], 30.0, 13.0),
+    ],
+)
+def test_communication_is_exposed_while_all_parts_wait(
+    spans: list[CollectiveSpan], union: float, exposed: float
+) -> None:
+    assert union_us(spans) == union
+    assert exposed_us(spans, 2, 100.0) == exposed
+
+
+def test_a_batch_is_split_by_rows_and_joined_again() -> None:
+    rows, mask = torch.arange(10.0).view(5, 2), torch.ones(2, 2)
+    calls = split_batch((rows, mask, 3), {"more": [rows * 2, None]}, 2)
+    assert [call.num_rows for call in calls] == [3, 2]
+    assert [call.args[0].shape[0] for call in calls] == [3, 2]
+    assert all(call.args[1] is mask and call.args[2] == 3 for call in calls)
+    outputs = [{"rows": call.kwargs["more"][0], "loss": call.args[0].mean(), "none": None} for call in calls]
+    joined = join_outputs(outputs, [call.num_rows for call in calls])
+    assert torch.equal(joined["rows"], rows * 2)
+    assert joined["loss"].item() == pytest.approx(rows.mean().item())
+    assert joined["none"] is None
+
+
+def test_what_cannot_be_split_gives_no_calls() -> None:
+    assert split_batch((torch.ones(1, 4),), {}, 2) == []
+    assert split_batch((3, "x"), {}, 2) == []
+
+
+@pytest.mark.parametrize(
+    ("outputs", "said"),
+    [
+        ([torch.ones(7), torch.ones(7)], "of shapes"),
+        ([torch.tensor(1), torch.tensor(2)], "a single torch.int64"),
+        ([object(), object()], "different objects of type object"),
+        ([[torch.ones(2)], (torch.ones(2),)], "different structures"),
+    ],
+)
+def test_what_cannot_be_joined_is_refused_with_a_hint(outputs: list[object], said: str) -> None:
+    with pytest.raises(BatchesError, match=rf"(?s){said}.*hint: "):
+        join_outputs(outputs, [3, 2])
+
+
+def test_signatures_tell_kinds_of_calls_apart() -> None:
+    calls = [
+        torch.ones(2),
+        torch.ones(3),
+        torch.ones(2, dtype=torch.double),
+        torch.ones(2, requires_grad=True),
+        True,
+        1,
+        None,
+    ]
+    assert len({signature((call,)) for call in calls}) == len(calls)
+    assert signature((1, "a", 0.5)) == signature((2, "b", 0.25))
+    assert signature((1, 0.5), with_values=True) != signature((1, 0.25), with_values=True)
+    assert signature((torch.ones(2),)) == signature((torch.zeros(2),))
+    one, other = torch.ones(2), torch.zeros(2)
+    assert signature({"a": one, "b": other}) != signature({"b": one, "a": other})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_batches": 1}, "num_batches is 1"),
+        ({"way": "by magic"}, "there is no way 'by magic'"),
+        ({"capture": True, "per_shape": False}, "per_shape=False"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any], said: str) -> None:
+    pytest.importorskip("greenlet", reason="parts are greenlets: pip install crossfade[batches]")
+    with pytest.raises(ValueError, match=rf"(?s){said}.*hint: "):
+        crossfade.interleave(torch.nn.Linear(1, 1), **options)
+
+
+def test_without_a_process_group_the_batch_stays_whole() -> None:
+    pytest.importorskip("greenlet", reason="parts are greenlets: pip install crossfade[batches]")
+    model, x = torch.nn.Linear(2, 2), torch.ones(4, 2)
+    handle = crossfade.interleave(model)
+    with pytest.raises(BatchesError, match="nothing has been called yet"):
+        handle.report()
+    assert torch.equal(handle(x), model(x))
+    assert handle.report().way == "one batch"
+    assert "no process group" in handle.report().reason
+
+
+def test_reports_say_why() -> None:
+    medians = {ONE: 10.0, GROUPS: 10.5}
+    assert "nothing to hide" in why_no_gain(medians, {}, Counts((0, 0), (0, 0)))
+    assert "launches" in why_no_gain(medians, {GROUPS: [10.0]}, Counts((3, 3), (3, 3)))
+    assert "power limit" in why_no_gain(medians, {GROUPS: [2.0]}, Counts((3, 3), (3, 3)))
+    assert "inside an operator" in why_no_gain(medians, {}, Counts((3, 3), (0, 0), {"inside an operator": 6}))
+    assert why_not_hidden(Counts(), 9.5, 0.5) == ""
+    assert "inside an operator" in why_not_hidden(Counts((1, 1), (1, 0), {"inside an operator": 1}), 1.0, 9.0)
+    report = BatchesReport(
+        "process groups", "it is faster", True, 2, {"one batch": 10.0, "process groups": 8.0}, {}, Counts((3, 3), (3, 2)),
+        2.0, 1.5, 0.5, "they end the run", notes=("dropout",),
+    )  # fmt: skip
+    assert report.gain == 1.25
+    for line in (
+        "way: process groups",
+        "2.00 ms, 1.50 hidden, 0.50 exposed",
+        "not hidden: they end the run",
+        "note: dropout",
+    ):
+        assert line in str(report)
+
+
+def test_the_benchmark_tells_medians_and_what_went_wrong(tmp_path: Path) -> None:
+    from benchmarks.batches import read, table, text
+
+    rows: list[dict[str, object]] = [
+        {"case": "a", "side": side, "ms": taken}
+        for side, times in {"one batch": (10.0, 12.0, 11.0), "halves, NCCL": (9.0,), "crossfade": (10.0, 10.0)}.items()
+        for taken in times
+    ]
+    rows += [
+        {"case": "a", "side": "crossfade", "is_right": True, "error": 0.0},
+        {"case": "b", "failed": "rank 1: hung"},
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    lines = table(read(tmp_path)).markdown().splitlines()
+    assert "11.00 (10.00 to 12.00)" in lines[3]
+    assert "| 1.100 | 0.900 |" in lines[3]
+    assert "rank 1: hung" in lines[4]
+    assert "- c: there was no time left" in text(read(tmp_path), ["c: there was no time left"], "command")
