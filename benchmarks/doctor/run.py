@@ -8,6 +8,9 @@
 Lines of ``OUT/results.jsonl`` come as programs end; traces lie beside it, ``NAME-SEED-cause-RANK.json.gz`` and ``...-fixed-...``.
 A program that takes longer than ``--limit`` seconds, or ends its processes, is written down as failed, and the others go on in new
 processes. What ``OUT`` has results of is not run again.
+
+Then all are recorded once more by `crossfade.record`, in processes that time nothing, since torch goes on reporting events:
+``OUT/records.jsonl``, ``NAME-SEED-cause.record-RANK.json.gz``.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=45.0, help="seconds for a program")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=10, help="steps of a round")
+    parser.add_argument("--no-record", action="store_true", help="plain traces only")
     parser.add_argument("--small", action="store_true", help="sizes for a CPU, to try the programs")
     args = parser.parse_args()
     unknown = set(args.only) - {planted.name for planted in PROGRAMS}
@@ -60,9 +64,15 @@ def main() -> None:
         for planted in PROGRAMS
         if planted.num_ranks <= args.ranks and planted.name in (args.only or [planted.name])
     ]
-    results = args.out / "results.jsonl"
+    _run(args, wanted, args.out / "results.jsonl", "time")
+    if not args.no_record:
+        _run(args, wanted, args.out / "records.jsonl", "record")
+
+
+def _run(args: argparse.Namespace, wanted: Sequence[_Case], results: Path, what: str) -> None:
+    """Runs what the file of results lacks."""
     while cases := [case for case in wanted if case not in _cases_in(results)]:
-        with _processes(args, cases) as processes:
+        with _processes(args, cases, what) as processes:
             reason = _watch(processes, results, len(cases), args.limit)
         left = [case for case in cases if case not in _cases_in(results)]
         if left:
@@ -80,12 +90,12 @@ def _cases_in(results: Path) -> set[_Case]:
 
 
 @contextlib.contextmanager
-def _processes(args: argparse.Namespace, cases: Sequence[_Case]) -> Iterator[list[subprocess.Popen[bytes]]]:
+def _processes(args: argparse.Namespace, cases: Sequence[_Case], what: str) -> Iterator[list[subprocess.Popen[bytes]]]:
     """A process for each rank, which all run these cases; they are ended with the block."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "benchmarks.doctor.worker", str(args.out), str(args.rounds), str(args.steps)]
+    command = [sys.executable, "-m", "benchmarks.doctor.worker", what, str(args.out), str(args.rounds), str(args.steps)]
     command += [str(int(args.small)), *(f"{case.name}:{case.seed}" for case in cases)]
     common = {
         **_ENVIRONMENT,

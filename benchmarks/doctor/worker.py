@@ -2,7 +2,7 @@
 
 ::
 
-    python -m benchmarks.doctor.worker OUT ROUNDS STEPS SMALL NAME:SEED ...
+    python -m benchmarks.doctor.worker time|record OUT ROUNDS STEPS SMALL NAME:SEED ...
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 from statistics import median
@@ -19,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
+import crossfade
 from benchmarks.doctor.planted import Planted, Sizes, Step
 from benchmarks.doctor.programs import PROGRAMS
 
@@ -27,23 +30,31 @@ _NUM_TRACED = 4
 
 
 def main() -> None:
-    out, num_rounds, num_steps, is_small = Path(sys.argv[1]), *map(int, sys.argv[2:5])
+    what, out, num_rounds, num_steps, is_small = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:6])
+    lines = out / ("results.jsonl" if what == "time" else "records.jsonl")
     programs = {planted.name: planted for planted in PROGRAMS}
     rank, device = _begin()
     first = out / f"first-{rank}.json.gz"
     _record(lambda: None, Sizes.of(0, device, is_small=True), first, is_alone=True)  # the first one starts the profiler
     first.unlink()
-    for name, _, seed in (case.partition(":") for case in sys.argv[5:]):
+    for name, _, seed in (case.partition(":") for case in sys.argv[6:]):
         planted = programs[name]
         if planted.num_ranks == 1 and rank > 0:
             continue
         sizes = Sizes.of(int(seed), device, is_small=bool(is_small))
-        result = _measure(planted, sizes, num_rounds, num_steps, int(seed), out, rank)
+        steps = _make(planted, sizes, int(seed))
+        stem = f"{out / name}-{seed}"
+        if what == "time":
+            result = _measure(planted, steps, sizes, num_rounds, num_steps, stem, rank)
+        else:
+            result = _record_all(planted, steps, sizes, stem, rank)
+        result = {"name": name, "seed": int(seed), **result}
+        del steps
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
         if rank == 0:
-            with (out / "results.jsonl").open("a") as file:
+            with lines.open("a") as file:
                 print(json.dumps(result), file=file)
             print(json.dumps(result), flush=True)
     if dist.is_initialized():
@@ -64,28 +75,30 @@ def _begin() -> tuple[int, torch.device]:
     return rank, device
 
 
-def _measure(
-    planted: Planted, sizes: Sizes, num_rounds: int, num_steps: int, seed: int, out: Path, rank: int
-) -> dict[str, object]:
-    is_alone = planted.num_ranks == 1
+def _make(planted: Planted, sizes: Sizes, seed: int) -> dict[str, Step]:
+    """The program with its cause and without, both run some times."""
     steps: dict[str, Step] = {}
     for name, has_cause in (("cause", True), ("fixed", False)):
         torch.manual_seed(seed)
         steps[name] = planted.make(sizes, has_cause)
-    times: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():
-        _time(step, _NUM_WARM, sizes, is_alone=is_alone)
+        _time(step, _NUM_WARM, sizes, is_alone=planted.num_ranks == 1)
+    return steps
+
+
+def _measure(
+    planted: Planted, steps: dict[str, Step], sizes: Sizes, num_rounds: int, num_steps: int, stem: str, rank: int
+) -> dict[str, object]:
+    is_alone = planted.num_ranks == 1
+    times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(num_rounds):
         for name, step in steps.items():
             times[name].append(_time(step, num_steps, sizes, is_alone=is_alone))
     traced = {}
     for name, step in steps.items():
-        path = out / f"{planted.name}-{seed}-{name}-{rank}.json.gz"
-        traced[name] = _record(step, sizes, path, is_alone=is_alone)
+        traced[name] = _record(step, sizes, Path(f"{stem}-{name}-{rank}.json.gz"), is_alone=is_alone)
     with_cause, without = median(times["cause"]), median(times["fixed"])
     return {
-        "name": planted.name,
-        "seed": seed,
         "cause": planted.cause,
         "num_ranks": 1 if is_alone else dist.get_world_size(),
         "step_ms": round(with_cause * 1e3, 4),
@@ -94,6 +107,20 @@ def _measure(
         "gain": round(1 - median(there / here for here, there in zip(times["cause"], times["fixed"], strict=True)), 4),
         "traced_ms": {name: round(length * 1e3, 4) for name, length in traced.items()},
     }
+
+
+def _record_all(planted: Planted, steps: dict[str, Step], sizes: Sizes, stem: str, rank: int) -> dict[str, object]:
+    """The same traces by `crossfade.record`."""
+    traced = {}
+    for name, step in steps.items():
+        with tempfile.TemporaryDirectory() as folder:
+            with crossfade.record(folder) as recording:
+                step()
+                length = _time(step, _NUM_TRACED, sizes, is_alone=planted.num_ranks == 1)
+            assert recording.path is not None, "the block is over"
+            shutil.copy(recording.path, f"{stem}-{name}.record-{rank}.json.gz")
+        traced[name] = round(length * 1e3, 4)
+    return {"traced_ms": traced}
 
 
 def _wait(sizes: Sizes) -> None:
