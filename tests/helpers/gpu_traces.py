@@ -31,6 +31,7 @@ class _Gpu:
     """When streams are free, and what is on them."""
 
     free_us: dict[int, float] = field(default_factory=dict)
+    latest_us: float = 0.0  # the last start
 
 
 class Rank:
@@ -170,7 +171,11 @@ class Rank:
     def _start(self, launched_us: float) -> float:
         free = self._gpu.free_us.get(self.stream, 0.0) + _LANE_LAG_US
         held = self._held.pop(self.stream, 0.0) + _EVENT_LAG_US
-        return max(launched_us + _LAUNCH_LAG_US, free, held)
+        start = max(launched_us + _LAUNCH_LAG_US, free, held)
+        if self._machine.environment.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+            start = max(start, self._gpu.latest_us)  # one queue: behind all that was launched before
+        self._gpu.latest_us = start
+        return start
 
     def _call(self, name: str, length_us: float) -> dict[str, Any]:
         self._num_calls += 1

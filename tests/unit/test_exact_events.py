@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from crossfade.profile.doctor.diagnosis import diagnose
+from crossfade.profile.doctor.view import Cause
 from crossfade.profile.traces.events import Activity
 from crossfade.profile.traces.launches import host_order
-from crossfade.profile.traces.reader import read_trace
+from crossfade.profile.traces.reader import read_trace, read_traces
 from crossfade.profile.traces.record import Record
 from crossfade.profile.traces.waits import Waits, waits_of
 from tests.helpers.gpu_traces import Machine, Rank
@@ -111,3 +113,47 @@ def test_queues_and_power() -> None:
     assert (record.num_queues, record.is_at_power_limit) == (1, True)
     cool = {**clocks, "samples": [[0, 1980, 695.0]]}  # much power at the highest clock is no limit
     assert not Record.read({"version": 1, "clocks": cool}).is_at_power_limit
+
+
+def one_queue(rank: Rank) -> None:
+    """A stream waits for a long kernel, and work of a third stream is launched behind it."""
+    for _ in range(6):
+        for _ in range(6):
+            rank.stream = 7
+            rank.kernel(300, "long", 40)
+            rank.stream = 8
+            rank.wait_stream(7)
+            rank.kernel(20, "waits", 40)
+            rank.stream = 9
+            rank.kernel(250, "free", 40)
+            rank.stream = 7
+            rank.wait_stream(9)
+        rank.kernel(30, "end", 40)
+
+
+def test_hardware_queues_are_told_with_a_record_only(tmp_path: Path) -> None:
+    environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    machine = Machine(one_queue, environment=environment, has_record=True)
+    report = diagnose(read_traces(machine.save(tmp_path)))
+    found = [one for one in report.diagnoses if not one.is_remark]
+    assert found[0].finding.cause == Cause.QUEUES
+    gain = 1 - Machine(one_queue).length_us / machine.length_us
+    assert gain > 0.2
+    assert found[0].gain.likely == pytest.approx(gain, abs=0.1)
+    plain = diagnose(read_traces(Machine(one_queue, environment=environment).save(tmp_path)))
+    assert Cause.QUEUES not in [one.finding.cause for one in plain.diagnoses]
+    healthy = diagnose(read_traces(Machine(one_queue, has_record=True).save(tmp_path)))
+    assert Cause.QUEUES not in [one.finding.cause for one in healthy.diagnoses]
+
+
+def test_what_is_said_of_the_machine(tmp_path: Path) -> None:
+    path = Machine(one_queue, has_record=True).save(tmp_path)[0]
+    trace = json.loads(path.read_text())
+    trace["crossfade"]["clocks"] = {"samples": [[0, 1400, 699.0]], "max_mhz": 1980, "limit_w": 700.0}
+    trace["crossfade"]["memory"] = {"num_allocated": 9, "num_retried": 3}
+    trace["crossfade"]["environment"] = {"CUDA_LAUNCH_BLOCKING": "1"}
+    path.write_text(json.dumps(trace))
+    power, memory, blocking = diagnose(read_traces([path])).observed
+    assert "at its power limit (699 of 700 W, at 1,400 of 1,980 MHz)" in power
+    assert "freed its cache 3 times" in memory
+    assert "CUDA_LAUNCH_BLOCKING" in blocking

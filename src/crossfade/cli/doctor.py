@@ -75,6 +75,8 @@ def _show(console: Console, report: Report) -> None:
             console.print(f"  {escape(diagnosis.finding.title)}: {gain_text(diagnosis.gain)}")
         console.print()
     _show_metrics(console, report)
+    for text in report.observed:
+        console.print(f"of the machine: {escape(text)}", style="dim")
     for text in (*report.unknown, *(note for trace in traced.traces for note in trace.notes)):
         console.print(f"cannot be told: {escape(text)}", style="dim")
 

@@ -14,6 +14,7 @@ from crossfade.profile.doctor.build import Traced
 from crossfade.profile.doctor.losses import Loss, Reason, losses_of
 from crossfade.profile.doctor.program import NOBODY, Program
 from crossfade.profile.traces.events import ActivityKind, Call
+from crossfade.profile.traces.steps import MARK
 
 __all__ = ["Cause", "Finding", "Mark", "Site", "View", "share"]
 
@@ -39,6 +40,7 @@ class Cause(StrEnum):
     LAUNCH = "launch_bound"
     BLOCKING = "blocking_collective"
     COMMUNICATOR = "communicator_order"
+    QUEUES = "hardware_queues"
     SMS_FULL = "sms_full"
     SMALL_MESSAGES = "small_messages"
     CONTENTION = "contention"
@@ -173,7 +175,7 @@ class View:
         trace = self.traced.traces[rank]
         operator = ""
         for scope in trace.operators.around(call.thread, call.start_us):
-            if scope.name.startswith("ProfilerStep#"):
+            if scope.name.startswith(MARK):
                 break
             if scope.name != "record_param_comms":
                 operator = scope.name

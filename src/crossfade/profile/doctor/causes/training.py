@@ -1,4 +1,4 @@
-"""What training steps do: gradients in buckets, parameters that are looked for, batches one after the other."""
+"""What training steps do: gradients in buckets, parameters that are looked for."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from crossfade.profile.doctor.causes.streams import message_bytes
-from crossfade.profile.doctor.changes import in_pieces, in_turns, with_scaled_work
+from crossfade.profile.doctor.changes import in_pieces, with_scaled_work
 from crossfade.profile.doctor.losses import Reason
 from crossfade.profile.doctor.program import NOBODY
 from crossfade.profile.doctor.view import Cause, Finding, View, share
 from crossfade.profile.traces.events import ActivityKind
 
-__all__ = ["buckets", "launch_order", "unused_parameters"]
+__all__ = ["buckets", "unused_parameters"]
 
 _WORTH_A_LOOK = 0.01
 _LARGE_BUCKET_BYTES = 40 << 20  # torch's own are 25 MB
 _NUM_PIECES = 8
-_MOST_RUNS = 6  # of a step's launches: more often, and batches are launched in turns already
-_LEAST_SHARE = 0.2  # of a step's computation, for a stream that carries a batch
 _INTEGERS = {"int", "int32", "long", "int64"}
 
 
@@ -113,60 +111,3 @@ def unused_parameters(view: View) -> Iterator[Finding]:
         view.work_marks(found, "which parameters were used?"),
         partial(with_scaled_work, amounts_us=dict.fromkeys(found, 0.1)),
     )
-
-
-def launch_order(view: View) -> Iterator[Finding]:
-    """Two batches on two streams, all of one launched before the other: while the host launches one, the"
-    " other's stream is empty.
-    """
-    lanes = _batches(view)
-    if len(lanes) < 2 or view.share_of(view.lost_us(Reason.TRANSFER, Reason.LAUNCH, Reason.PEER)) < _WORTH_A_LOOK:
-        return
-    num_runs, num_launches = _runs(view, lanes)
-    if num_runs > _MOST_RUNS or num_launches < 4 * len(lanes):
-        return
-    lost = view.lost_us(Reason.TRANSFER, Reason.PEER)
-    yield Finding(
-        Cause.LAUNCH_ORDER,
-        "batches on different streams are launched one after the other",
-        f"the host launches {num_launches:.0f} times a step for {len(lanes)} streams, and changes between them"
-        f" only {num_runs:.0f} times;"
-        f" a collective of one batch has nothing of the other beside it for {share(view.share_of(lost))} of the time",
-        "where the batches are issued",
-        "issue the batches in turns, layer by layer: each collective of one batch between the computation of the other",
-        "",
-        view.loss_marks(
-            [loss for loss in view.losses if loss.reason is Reason.TRANSFER], "nothing of the other batch is launched"
-        ),
-        partial(in_turns, lanes=lanes),
-    )
-
-
-def _batches(view: View) -> set[int]:
-    """The lanes that compute a good part of their rank's work."""
-    totals: Counter[int] = Counter()
-    of_rank: Counter[int] = Counter()
-    ranks: dict[int, int] = {}
-    for work in view.program.works:
-        if work.kind is ActivityKind.COMPUTE:
-            totals[work.lane] += work.amount_us  # type: ignore[assignment]
-            of_rank[work.rank] += work.amount_us  # type: ignore[assignment]
-            ranks[work.lane] = work.rank
-    lanes = {lane for lane, total in totals.items() if total > _LEAST_SHARE * of_rank[ranks[lane]]}
-    several = Counter(ranks[lane] for lane in lanes)
-    return {lane for lane in lanes if several[ranks[lane]] > 1}
-
-
-def _runs(view: View, lanes: set[int]) -> tuple[float, float]:
-    """How often the host changes between lanes in a step, and how often it launches, on the mean of ranks and steps."""
-    num_changes = num_launches = 0
-    last: dict[int, int] = {}
-    for works in view.launched:
-        for number in works[:1]:
-            work = view.program.works[number]
-            if work.lane in lanes:
-                num_launches += 1
-                num_changes += last.get(work.rank, work.lane) != work.lane
-                last[work.rank] = work.lane
-    num = view.program.num_steps * view.program.num_ranks
-    return num_changes / num, num_launches / num
