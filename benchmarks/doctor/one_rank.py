@@ -21,6 +21,7 @@ __all__ = [
     "pageable_each_layer",
     "small_kernels",
     "sync_each_step",
+    "two_streams",
 ]
 
 
@@ -156,3 +157,37 @@ def item_and_pageable(sizes: Sizes, has_cause: bool) -> Step:
 
     model.between = between
     return train(model, x)
+
+
+def two_streams(sizes: Sizes, has_cause: bool) -> Step:
+    """Two batches on two streams, many kernels that each fill less than half of the GPU, and a check for NaN behind each layer.
+
+    ``if not torch.isfinite(y).all()`` waits for the stream, so the other stream's layer is not launched before this one is done.
+    """
+    rows = 16 if sizes.is_small else 512
+    weights = [torch.randn(sizes.width, sizes.width, device=sizes.device) / sizes.width**0.5 for _ in range(4)]
+    batches = [torch.randn(rows, sizes.width, device=sizes.device) for _ in range(2)]
+    streams: list[Any] = [torch.cuda.Stream() if sizes.device.type == "cuda" else None for _ in range(2)]  # type: ignore[no-untyped-call]
+
+    def layer(y: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            y = torch.tanh(y @ weight)
+        is_finite = torch.isfinite(y).all()
+        if has_cause and not is_finite:
+            raise FloatingPointError("not a number")
+        return y
+
+    def step() -> None:
+        results = list(batches)
+        for stream in streams:
+            if stream is not None:
+                stream.wait_stream(torch.cuda.current_stream())
+        for _ in range(sizes.num_layers):
+            for place, stream in enumerate(streams):
+                with torch.cuda.stream(stream):
+                    results[place] = layer(results[place])
+        for stream in streams:
+            if stream is not None:
+                torch.cuda.current_stream().wait_stream(stream)
+
+    return step

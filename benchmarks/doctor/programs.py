@@ -19,6 +19,7 @@ PROGRAMS: tuple[Planted, ...] = (
     Planted("free_each_layer", "allocator", 1, one_rank.free_each_layer),
     Planted("small_kernels", "launch_bound", 1, one_rank.small_kernels),
     Planted("item_and_pageable", "pageable_copy", 1, one_rank.item_and_pageable),
+    Planted("two_streams", "implicit_synchronisation", 1, one_rank.two_streams),
     Planted("blocking_all_reduce", "blocking_collective", 2, two_ranks.blocking_all_reduce),
     Planted("small_before_large", "communicator_order", 2, two_ranks.small_before_large),
     Planted("slow_rank", "late_peer", 2, two_ranks.slow_rank),

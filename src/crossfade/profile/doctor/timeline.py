@@ -1,0 +1,60 @@
+"""The doctor's program as a `Timeline`, the type of predictions and of graphs' own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from crossfade.plan.spans import COMMUNICATE, COMPUTE, WAIT, Span
+from crossfade.plan.timeline import Timeline
+from crossfade.profile.doctor.build import Traced
+from crossfade.profile.doctor.program import Program
+from crossfade.profile.doctor.replay import replay
+from crossfade.profile.traces.events import ActivityKind
+
+__all__ = ["after", "seen"]
+
+_KINDS = {
+    ActivityKind.COMPUTE: COMPUTE,
+    ActivityKind.COMMUNICATION: COMMUNICATE,
+    ActivityKind.COPY: COMMUNICATE,
+}
+
+
+def seen(traced: Traced) -> Timeline:
+    """The steps as they were traced. An actor is a rank, an execution a step; copies of the host's memory communicate."""
+    ends = [
+        start + call.end_us - call.start_us for start, call in zip(traced.call_starts_us, traced.calls, strict=True)
+    ]
+    return Timeline.of("traced", _spans(traced, traced.starts_us, traced.ends_us, traced.call_starts_us, ends))
+
+
+def after(traced: Traced, changed: Program) -> Timeline | None:
+    """The steps with a fix, as the replay has them; None if the changed program has other works than the traced one."""
+    if len(changed.works) != len(traced.program.works):
+        return None
+    run = replay(changed)
+    spans = _spans(traced, run.starts_us, run.ends_us, run.call_starts_us, run.call_ends_us)
+    return Timeline.of("with the fix", spans)
+
+
+def _spans(
+    traced: Traced,
+    starts_us: Sequence[float],
+    ends_us: Sequence[float],
+    call_starts_us: Sequence[float],
+    call_ends_us: Sequence[float],
+) -> Iterator[Span]:
+    """Works on their streams, and the host's calls that wait for the GPU."""
+    for number, work in enumerate(traced.program.works):
+        activity = traced.activities[number]
+        label = traced.traces[work.rank].label
+        name = activity.name.split("(")[0]
+        times = starts_us[number], ends_us[number]
+        yield Span(
+            label, f"stream {activity.lane[1]}", name, "", _KINDS[work.kind], work.step, *times, activity.num_bytes
+        )
+    for number, call in enumerate(traced.program.calls):
+        if call.waits:
+            name, label = traced.calls[number].name, traced.traces[call.rank].label
+            times = call_starts_us[number], call_ends_us[number]
+            yield Span(label, "host", name, name, WAIT, call.step, *times)
