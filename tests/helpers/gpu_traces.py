@@ -76,6 +76,12 @@ class Rank:
         if is_pageable:
             self._return(call, end - 19.0)
 
+    def peer_copy(self, length_us: float, num_bytes: int) -> None:
+        """A copy to another GPU by copy engine."""
+        call = self._call("cudaMemcpyAsync", _LAUNCH_US)
+        name, args = "Memcpy PtoP (Device -> Device)", {"bytes": num_bytes}
+        self._activity("gpu_memcpy", name, self._start(call["ts"]), length_us, call, args)
+
     def item(self) -> None:
         """Reads a value: a small copy, and the host waits for the stream."""
         begin = self._now

@@ -9,9 +9,12 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 __all__ = ["mark", "marked"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _NOTHING = nullcontext()
 
@@ -25,7 +28,7 @@ def mark(name: str) -> AbstractContextManager[Any]:
     return range_
 
 
-def marked[**P, R](name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def marked(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """The same around each call of a function."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

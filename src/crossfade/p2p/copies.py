@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 
 from crossfade.device.events import PooledEvent
+from crossfade.device.marks import mark
 from crossfade.device.signals import Counter
 from crossfade.p2p.carrier import Carrier, Letters, Offer
 from crossfade.p2p.letters import Exported, Forgotten, Window
@@ -85,10 +86,11 @@ class Copies(Carrier):
         if after is not None:
             after.hold(stream)
         pieces = ends.shared.pieces(transfer.size_bytes)
-        for step, (offset, length) in enumerate(pieces, window.uses - len(pieces) + 1):
-            side.await_step(ready, step, stream, is_first=not offset)
-            side.driver.copy(target + offset, source + offset, length, stream)
-        done.set(stream, window.uses)
+        with mark("copy"):
+            for step, (offset, length) in enumerate(pieces, window.uses - len(pieces) + 1):
+                side.await_step(ready, step, stream, is_first=not offset)
+                side.driver.copy(target + offset, source + offset, length, stream)
+            done.set(stream, window.uses)
         self.num_bytes += transfer.size_bytes
         self._finish(transfer, event=side.events.at(stream))
 

@@ -19,6 +19,7 @@ from crossfade.profile.traces.steps import MARK
 __all__ = ["Cause", "Finding", "Mark", "Site", "View", "share"]
 
 _MOST_MARKS = 40
+_OURS = "crossfade "  # marks of this library begin so
 _FRAME = re.compile(r"^(?P<file>.+?)\((?P<line>\d+)\): (?P<function>.+)$")
 _NOT_THE_USERS = (
     "torch/",
@@ -201,9 +202,25 @@ class View:
             found[self.site(self.program.calls[number].rank, self.traced.calls[number])].append(number)
         return found
 
+    @cached_property
+    def _has_marks(self) -> list[bool]:
+        return [bool(trace.operators.named(_OURS)) for trace in self.traced.traces]
+
+    def mark_of(self, work: int) -> str:
+        """What this library said that it does where a work was launched, such as ``crossfade copy``; empty elsewhere."""
+        there = self.program.works[work]
+        if not self._has_marks[there.rank] or there.call == NOBODY:
+            return ""
+        call = self.traced.calls[there.call]
+        around = self.traced.traces[there.rank].operators.around(call.thread, call.start_us)
+        return next((scope.name for scope in around if scope.name.startswith(_OURS)), "")
+
     def name_of(self, work: int) -> str:
-        """What a collective is called in reports: its operation and size where the trace says them."""
+        """What a collective is called in reports: its operation and size where the trace says them, or what this library marked."""
         message = self.traced.activities[work].message
+        mark = self.mark_of(work)
+        if mark:
+            return mark
         if message is None or not message.collective:
             return self.traced.activities[work].name.split("(")[0][:60]
         return f"{message.collective} of {max(message.num_in, message.num_out):,} {message.dtype}".strip()
