@@ -84,3 +84,22 @@ def test_an_empty_folder(tmp_path: Path) -> None:
     code, _, err = run(tmp_path)
     assert code == 2
     assert "no traces in" in err
+
+
+def test_a_step_as_a_picture_and_as_a_trace(tmp_path: Path) -> None:
+    picture, trace = tmp_path / "step.svg", tmp_path / "step.json"
+    code, out, _ = run(TRACES / "pageable_each_layer.json.gz", "--timeline", picture)
+    assert code == 0
+    assert "now and after the fix" in out
+    assert "<svg" in picture.read_text()
+    assert "with the fix" in picture.read_text()
+    assert run(TRACES / "pageable_each_layer.json.gz", "--timeline", trace)[0] == 0
+    ends: dict[int, float] = {}
+    for event in json.loads(trace.read_text())["traceEvents"]:
+        if event["ph"] == "X":
+            ends[event["pid"]] = max(ends.get(event["pid"], 0.0), event["ts"] + event["dur"])
+    now, fixed = ends.values()
+    assert fixed < 0.8 * now, "a third and more is won"
+    code, _, err = run(TRACES / "pageable_each_layer.json.gz", "--timeline", tmp_path / "step.png")
+    assert code == 2
+    assert ".svg or .json" in err

@@ -211,12 +211,16 @@ def doctor(
     html: Annotated[
         Path | None, typer.Option(help="Write a page with the timeline, now and after the fix.", metavar="FILE")
     ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(help="Write a step, now and after the fix, as .svg or, for Perfetto, as .json.", metavar="FILE"),
+    ] = None,
 ) -> None:
     """Says why communication is not hidden, or why a GPU computes nothing, and what each fix would win, from a trace."""
     with _command():
         from crossfade.cli.doctor import examine
 
-        examine(traces, is_json=json, html=html)
+        examine(traces, is_json=json, html=html, timeline=timeline)
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

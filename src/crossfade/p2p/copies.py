@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 
 from crossfade.device.events import PooledEvent
-from crossfade.device.marks import mark
+from crossfade.device.marks import marked
 from crossfade.device.signals import Counter
 from crossfade.p2p.carrier import Carrier, Letters, Offer
 from crossfade.p2p.letters import Exported, Forgotten, Window
@@ -75,6 +75,7 @@ class Copies(Carrier):
         self._copy(receive, window, receive.free, receive.side.pull_stream, is_into=False)
         self.num_pulled += 1
 
+    @marked("copy")
     def _copy(
         self, transfer: Transfer, window: Window, after: PooledEvent | None, stream: int, *, is_into: bool
     ) -> None:
@@ -86,11 +87,10 @@ class Copies(Carrier):
         if after is not None:
             after.hold(stream)
         pieces = ends.shared.pieces(transfer.size_bytes)
-        with mark("copy"):
-            for step, (offset, length) in enumerate(pieces, window.uses - len(pieces) + 1):
-                side.await_step(ready, step, stream, is_first=not offset)
-                side.driver.copy(target + offset, source + offset, length, stream)
-            done.set(stream, window.uses)
+        for step, (offset, length) in enumerate(pieces, window.uses - len(pieces) + 1):
+            side.await_step(ready, step, stream, is_first=not offset)
+            side.driver.copy(target + offset, source + offset, length, stream)
+        done.set(stream, window.uses)
         self.num_bytes += transfer.size_bytes
         self._finish(transfer, event=side.events.at(stream))
 

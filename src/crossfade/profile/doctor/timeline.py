@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from crossfade.plan.spans import COMMUNICATE, COMPUTE, WAIT, Span
 from crossfade.plan.timeline import Timeline
 from crossfade.profile.doctor.build import Traced
+from crossfade.profile.doctor.diagnosis import Report
 from crossfade.profile.doctor.program import Program
 from crossfade.profile.doctor.replay import replay
 from crossfade.profile.traces.events import ActivityKind
 
-__all__ = ["after", "seen"]
+__all__ = ["after", "one_step", "seen"]
 
 _KINDS = {
     ActivityKind.COMPUTE: COMPUTE,
@@ -35,6 +37,33 @@ def after(traced: Traced, changed: Program) -> Timeline | None:
     run = replay(changed)
     spans = _spans(traced, run.starts_us, run.ends_us, run.call_starts_us, run.call_ends_us)
     return Timeline.of("with the fix", spans)
+
+
+def one_step(report: Report) -> list[Timeline]:
+    """What runs from the end of one step to that of the next, in the middle of the trace; and the same with the first fix.
+
+    Each begins at 0. The host may be steps ahead meanwhile.
+    """
+    found = [_between_steps(seen(report.traced))]
+    for diagnosis in report.diagnoses[:1]:
+        fixed = after(report.traced, diagnosis.finding.change(report.traced.program))
+        found += [] if fixed is None or diagnosis.is_remark else [_between_steps(fixed)]
+    return found
+
+
+def _between_steps(timeline: Timeline) -> Timeline:
+    ends: dict[int, float] = {}
+    for span in timeline.spans:
+        if span.kind != WAIT:
+            ends[span.execution] = max(ends.get(span.execution, 0.0), span.end_us)
+    step = len(ends) // 2
+    begin, end = ends.get(step - 1, 0.0), ends[step]
+    inside = [
+        replace(span, start_us=max(span.start_us, begin) - begin, end_us=min(span.end_us, end) - begin)
+        for span in timeline.spans
+        if span.start_us < end and span.end_us > begin
+    ]
+    return Timeline.of(timeline.name, inside)
 
 
 def _spans(
