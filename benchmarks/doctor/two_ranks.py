@@ -8,7 +8,8 @@ What a cause costs depends on how long communication takes beside computation. O
     a training step over `tokens`, for each parameter   6 tokens / 500e12 s
     the sum of its gradient                             2 / 300e9 s: a quarter, where tokens are 2,048
 
-So chains of products are 2,048 to 4,096 wide, and data-parallel training has 2,048 tokens on each rank.
+So chains of products are 2,048 to 4,096 wide, and data-parallel training has 2,048 tokens on each rank; layers are 5,120 wide and
+more, or the host cannot launch as fast as they compute.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def _data_parallel(sizes: Sizes) -> tuple[Transformer, torch.Tensor]:
     """A transformer of 2 or 3 layers and few tokens: its gradients take a fifth of the step and more. Gives it and its input."""
     if sizes.is_small:
         return transformer(sizes)
-    width = 2 * sizes.width
-    model = Transformer(width, sizes.num_layers // 2).to(sizes.device, sizes.dtype)
+    width = 4096 + sizes.width
+    model = Transformer(width, sizes.num_layers // 2, num_heads=width // 128).to(sizes.device, sizes.dtype)
     return model, torch.randn(2, _TOKENS // 2, width, device=sizes.device, dtype=sizes.dtype)
 
 
@@ -154,10 +155,10 @@ def healthy_ddp(sizes: Sizes, has_cause: bool) -> Step:
 
 
 def small_all_reduces(sizes: Sizes, has_cause: bool) -> Step:
-    """Statistics of every layer, 256 KB each, summed one by one, or all at once."""
-    model, x = convnet(sizes, images=2)
-    num = 64 if sizes.is_small else 1 << 16
-    values = [torch.randn(num, device=sizes.device) for _ in range(16 * sizes.num_layers)]
+    """Statistics of every layer, 512 KB each, summed one by one, or all at once."""
+    model, x = convnet(sizes, images=1)
+    num = 64 if sizes.is_small else 1 << 17
+    values = [torch.randn(num, device=sizes.device) for _ in range(32 * sizes.num_layers)]
     inner = train(model, x)
 
     def step() -> None:
@@ -173,9 +174,10 @@ def small_all_reduces(sizes: Sizes, has_cause: bool) -> Step:
 
 
 def batches_in_sequence(sizes: Sizes, has_cause: bool) -> Step:
-    """Two batches on two streams, with a sum in each layer; launched whole, or layer by layer in turns.
+    """Two batches on two streams, three products and a sum in each layer; launched whole, or layer by layer in turns.
 
-    Their sums have one communicator, so those of the batch that is launched second come after all of the first one's.
+    Their sums have one communicator, so those of the batch that is launched second come after all of the first one's. A layer has
+    several products because a sum finds no free multiprocessor before one of the other batch's has ended.
     """
     chain = _Chain(sizes)
     batches = [chain.start() for _ in range(2)]
@@ -184,14 +186,16 @@ def batches_in_sequence(sizes: Sizes, has_cause: bool) -> Step:
 
     def layer(place: int) -> None:
         with torch.cuda.stream(streams[place]):
-            y = results[place] @ chain.weight
+            y = results[place]
+            for _ in range(3):
+                y = y @ chain.weight
             work = dist.all_reduce(y, async_op=True)
             assert work is not None
             work.wait()
             results[place] = y
 
     def step() -> None:
-        num = 2 * sizes.num_layers
+        num = sizes.num_layers
         results[:] = batches
         for stream in streams:
             if stream is not None:

@@ -19,7 +19,7 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, schedule
 
 import crossfade
 from benchmarks.doctor.planted import Planted, Sizes, Step
@@ -115,8 +115,7 @@ def _record_all(planted: Planted, steps: dict[str, Step], sizes: Sizes, stem: st
     for name, step in steps.items():
         with tempfile.TemporaryDirectory() as folder:
             with crossfade.record(folder) as recording:
-                step()
-                length = _time(step, _NUM_TRACED, sizes, is_alone=planted.num_ranks == 1)
+                length = _traced_steps(step, recording.step, sizes, is_alone=planted.num_ranks == 1)
             assert recording.path is not None, "the block is over"
             shutil.copy(recording.path, f"{stem}-{name}.record-{rank}.json.gz")
         traced[name] = round(length * 1e3, 4)
@@ -140,11 +139,22 @@ def _time(step: Step, num: int, sizes: Sizes, *, is_alone: bool) -> float:
     return (time.perf_counter() - begin) / num
 
 
+def _traced_steps(step: Step, end_step: Step, sizes: Sizes, *, is_alone: bool) -> float:
+    """A step, and some whose length is returned; each is followed by ``end_step``, as programs call it."""
+
+    def whole() -> None:
+        step()
+        end_step()
+
+    whole()
+    return _time(whole, _NUM_TRACED, sizes, is_alone=is_alone)
+
+
 def _record(step: Step, sizes: Sizes, path: Path, *, is_alone: bool) -> float:
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (sizes.device.type == "cuda")
-    with profile(activities=activities) as profiler:
-        step()
-        length = _time(step, _NUM_TRACED, sizes, is_alone=is_alone)
+    until_the_end = schedule(wait=0, warmup=0, active=_NUM_TRACED + 2)
+    with profile(activities=activities, schedule=until_the_end, acc_events=True) as profiler:
+        length = _traced_steps(step, profiler.step, sizes, is_alone=is_alone)
     profiler.export_chrome_trace(str(path))
     return length
 

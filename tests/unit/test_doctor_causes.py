@@ -77,9 +77,13 @@ def blocking(rank: Rank, has_cause: bool) -> None:
 
     def layer(rank: Rank, _: int) -> None:
         products(rank)
-        wait = rank.all_reduce(150, 1 << 22, is_async=not has_cause)
-        if not has_cause:
-            waits.append(wait)
+
+        def reduce() -> None:
+            wait = rank.all_reduce(150, 1 << 22, is_async=not has_cause)
+            if not has_cause:
+                waits.append(wait)
+
+        rank.scope("autograd::engine::evaluate_function: AccumulateGrad", reduce)
 
     def end(rank: Rank) -> None:
         while waits:

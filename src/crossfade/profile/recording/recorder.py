@@ -66,16 +66,22 @@ class Recording:
         profiler = torch.profiler
         activities = [profiler.ProfilerActivity.CPU] + [profiler.ProfilerActivity.CUDA] * self._has_gpu
         self._profiler = profiler.profile(
-            activities=activities, with_stack=self._with_stack, experimental_config=_with_sync_events(torch)
+            activities=activities,
+            with_stack=self._with_stack,
+            acc_events=True,  # or it warns that a second cycle, which there is not, would drop the first
+            experimental_config=_with_sync_events(torch),
         )
+        reports = None
+        with suppress(ImportError):  # a torch that reports nothing
+            reports = importlib.import_module("torch.cuda._gpu_trace")  # before any is made
         if self._has_gpu:
             torch._C._activate_gpu_trace()
             self._memory = _memory(torch)
             self._sampler.open(f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}")
         self._profiler.start()
         self._streams.open()
-        with suppress(ImportError):  # a torch that reports nothing
-            self._log.open(importlib.import_module("torch.cuda._gpu_trace"))
+        if reports is not None:
+            self._log.open(reports)
         self._begin_step()
         return self
 

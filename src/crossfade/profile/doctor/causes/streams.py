@@ -21,7 +21,15 @@ from crossfade.profile.doctor.program import NOBODY
 from crossfade.profile.doctor.view import Cause, Finding, View, share
 from crossfade.profile.traces.events import ActivityKind
 
-__all__ = ["blocking", "communicator_order", "contention", "message_bytes", "small_messages", "sms_full"]
+__all__ = [
+    "blocking",
+    "communicator_order",
+    "contention",
+    "is_of_backward",
+    "message_bytes",
+    "small_messages",
+    "sms_full",
+]
 
 _WORTH_A_LOOK = 0.01
 _LATE_US = 8.0
@@ -67,15 +75,21 @@ def blocking(view: View) -> Iterator[Finding]:
     if not found or view.share_of(lost) < _WORTH_A_LOOK:
         return
     at_end = {number: _first_of_next_step(view, number) for number in found}
-    after_next = _after_next_collective(view, found)
+    gradients = [number for number in found if is_of_backward(view, number)]
+    after_next = _after_next_collective(view, gradients)
     num = len(found) / view.program.num_steps / view.program.num_ranks
     yield Finding(
         Cause.BLOCKING,
         "collectives block the stream that computes",
         f"{num:.3g} collectives a step ({view.name_of(found[0])}, ...) run with nothing beside them for"
         f" {share(view.share_of(lost))} of the"
-        " time: they are on the computing stream, or are waited for as soon as they are launched. The trace does not say when their"
-        " results are needed: if at once, nothing is won; if only at the end of the step, the most",
+        " time: they are on the computing stream, or are waited for as soon as they are launched. "
+        + (
+            "They are launched by the backward pass, and gradients are needed at its end only"
+            if len(gradients) == len(found)
+            else "The trace does not say when their results are needed: if at once, nothing is won; if only at the end of the step,"
+            " the most"
+        ),
         view.sites({view.program.works[number].call for number in found} - {NOBODY}),
         "launch with async_op=True, and wait just before the result is used; where it is needed at once,"
         " interleave two halves of the"
@@ -84,8 +98,18 @@ def blocking(view: View) -> Iterator[Finding]:
         view.work_marks(found, "blocks"),
         partial(beside_their_callers, works=found, until=at_end.__getitem__),
         is_at_most=True,
-        likely=partial(beside_their_callers, works=found, until=after_next.__getitem__),
+        likely=partial(beside_their_callers, works=gradients, until=after_next.__getitem__),
     )
+
+
+def is_of_backward(view: View, number: int) -> bool:
+    """Whether the backward pass launches a collective, so that it sums gradients."""
+    work = view.program.works[number]
+    if work.call == NOBODY:
+        return False
+    call = view.traced.calls[work.call]
+    around = view.traced.traces[work.rank].operators.around(call.thread, call.start_us)
+    return any("autograd::engine" in scope.name for scope in around)
 
 
 def _is_blocking(view: View, number: int) -> bool:
@@ -279,4 +303,5 @@ def contention(view: View) -> Iterator[Finding]:
         view.work_marks(beside, "slows computation down"),
         without_contention,
         is_at_most=True,
+        likely=without_contention,  # copy engines beside products were measured not to slow them down
     )

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from crossfade.profile.doctor.causes.streams import message_bytes
-from crossfade.profile.doctor.changes import in_pieces, with_scaled_work
+from crossfade.profile.doctor.causes.streams import is_of_backward, message_bytes
+from crossfade.profile.doctor.changes import in_pieces, with_scaled_work, without_waits
 from crossfade.profile.doctor.losses import Reason
-from crossfade.profile.doctor.program import NOBODY
+from crossfade.profile.doctor.program import NOBODY, Program
 from crossfade.profile.doctor.view import Cause, Finding, View, share
 from crossfade.profile.traces.events import ActivityKind
+from crossfade.profile.traces.roles import Role
 
 __all__ = ["buckets", "unused_parameters"]
 
@@ -53,10 +54,7 @@ def _is_large_bucket(view: View, number: int) -> bool:
     work, message = view.program.works[number], view.traced.activities[number].message
     if message is None or "allreduce" not in message.collective.replace("_", "") or work.call == NOBODY:
         return False
-    call = view.traced.calls[work.call]
-    around = view.traced.traces[work.rank].operators.around(call.thread, call.start_us)
-    is_backward = any("autograd::engine" in scope.name for scope in around)
-    return is_backward and message_bytes(view, number) >= _LARGE_BUCKET_BYTES
+    return is_of_backward(view, number) and message_bytes(view, number) >= _LARGE_BUCKET_BYTES
 
 
 def _sources(view: View, number: int) -> Sequence[int]:
@@ -99,15 +97,35 @@ def unused_parameters(view: View) -> Iterator[Finding]:
     ddp = any(trace.operators.named("DistributedDataParallel") for trace in view.traced.traces)
     if not found or not ddp:
         return
+    waits = [call for number in found for call in _read_of_used(view, number)]
     amount = sum(view.program.works[number].amount_us for number in found) / view.program.num_ranks
     yield Finding(
         Cause.UNUSED_PARAMETERS,
         "DDP looks for unused parameters in every step",
         f"{len(found) / view.program.num_steps / view.program.num_ranks:.3g} all-reduces of integers a step behind the gradients,"
-        f" {share(view.share_of(amount))} of the time",
+        f" {share(view.share_of(amount))} of the time; the host waits {len(waits) / 2 / view.program.num_steps:.3g} times for the"
+        " result, and launches the next step only then",
         "DistributedDataParallel",
         "leave find_unused_parameters=True out where all parameters are used in every step",
         "DistributedDataParallel(model, find_unused_parameters=False)",
         view.work_marks(found, "which parameters were used?"),
-        partial(with_scaled_work, amounts_us=dict.fromkeys(found, 0.1)),
+        partial(_without_looking, works=found, calls=waits),
     )
+
+
+def _without_looking(program: Program, works: Sequence[int], calls: Sequence[int]) -> Program:
+    return without_waits(with_scaled_work(program, dict.fromkeys(works, 0.1)), calls)
+
+
+def _read_of_used(view: View, number: int) -> list[int]:
+    """The calls in which the host reads what the all-reduce gave: a copy to pageable memory, and the wait for it."""
+    work = view.program.works[number]
+    for call in range(work.call + 1, len(view.program.calls)):
+        there = view.program.calls[call]
+        if there.rank != work.rank or there.step > work.step + 1:
+            break
+        copies = [n for n in view.launched[call] if "DtoH" in view.traced.activities[n].name]
+        if copies and there.waits:
+            is_followed = call + 1 < len(view.program.calls) and view.traced.calls[call + 1].role is Role.SYNC_STREAM
+            return [call, call + 1] if is_followed else [call]
+    return []
