@@ -157,3 +157,23 @@ def test_what_is_said_of_the_machine(tmp_path: Path) -> None:
     assert "at its power limit (699 of 700 W, at 1,400 of 1,980 MHz)" in power
     assert "freed its cache 3 times" in memory
     assert "CUDA_LAUNCH_BLOCKING" in blocking
+
+
+@pytest.mark.parametrize("is_pageable", [True, False])
+def test_only_copies_of_pageable_memory_hold_the_host(tmp_path: Path, is_pageable: bool) -> None:
+    """On an idle stream a copy starts while its call still runs, whatever it copies."""
+
+    def program(rank: Rank) -> None:
+        for _ in range(3):
+            rank.kernel(20)
+            rank.copy(60, 1 << 20, is_pageable=is_pageable)
+
+    path = Machine(program).save(tmp_path)[0]
+    trace = json.loads(path.read_text())
+    for event in trace["traceEvents"]:
+        if event["name"] == "cudaMemcpyAsync":
+            event["dur"] = max(event["dur"], 90.0)
+    path.write_text(json.dumps(trace))
+    read = read_trace(path)
+    returns = waits_of(read, host_order(read)).returns
+    assert bool(returns) == is_pageable

@@ -264,7 +264,7 @@ def _of_launch(
 ) -> dict[Call, list[Activity]]:
     """A copy out of pageable memory blocks its caller; so does a launch where too many are under way."""
     activity = call.activities[-1]
-    if activity.kind is ActivityKind.COPY and call.end_us > activity.start_us and call.end_us > activity.end_us - 40.0:
+    if "Pageable" in activity.name and call.end_us > activity.start_us and call.end_us > activity.end_us - 40.0:
         return {call: [activity]}
     if call.end_us - call.start_us < _LONG_CALL_US:
         return {}
