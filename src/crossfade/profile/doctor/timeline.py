@@ -73,12 +73,18 @@ def _spans(
     call_starts_us: Sequence[float],
     call_ends_us: Sequence[float],
 ) -> Iterator[Span]:
-    """Works on their streams, and the host's calls that wait for the GPU."""
+    """Works on their streams, and the host's calls that wait for the GPU.
+
+    Work of a stream runs in order: where a trace has the next one begin a little before the end of the one before, it is cut.
+    """
+    free_us: dict[int, float] = {}
     for number, work in enumerate(traced.program.works):
         activity = traced.activities[number]
         label = traced.traces[work.rank].label
         name = activity.name.split("(")[0]
-        times = starts_us[number], ends_us[number]
+        start_us = max(starts_us[number], free_us.get(work.lane, 0.0))
+        times = start_us, max(ends_us[number], start_us)
+        free_us[work.lane] = times[1]
         yield Span(
             label, f"stream {activity.lane[1]}", name, "", _KINDS[work.kind], work.step, *times, activity.num_bytes
         )
