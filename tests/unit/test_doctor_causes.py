@@ -187,6 +187,27 @@ def batches_in_sequence(rank: Rank, has_cause: bool) -> None:
     steps(step)(rank)
 
 
+def two_streams(rank: Rank, has_cause: bool) -> None:
+    """Two batches on two streams, many kernels of less than half of the GPU, and a value that the host reads behind each layer."""
+
+    def layer(rank: Rank, number: int) -> None:
+        for stream in (8, 9):
+            rank.stream = stream
+            if not number:
+                rank.wait_stream(7)
+            for _ in range(6):
+                rank.kernel(45, "small", 48)
+            if has_cause:
+                rank.item()
+        rank.stream = 7
+
+    def end(rank: Rank) -> None:
+        for stream in (8, 9):
+            rank.wait_stream(stream)
+
+    steps(layer, end)(rank)
+
+
 PLANTED: list[tuple[str, Program, int, float]] = [  # cause, program, ranks, how far the predicted gain may be off
     ("implicit_synchronisation", item_each_layer, 1, 0.10),
     ("pageable_copy", pageable_each_layer, 1, 0.05),
@@ -199,6 +220,7 @@ PLANTED: list[tuple[str, Program, int, float]] = [  # cause, program, ranks, how
     ("slow_gpu", slow_gpu, 2, 0.25),
     ("ddp_buckets", one_bucket, 2, 0.12),
     ("small_messages", small_messages, 2, 0.15),
+    ("implicit_synchronisation", two_streams, 1, 0.10),
     ("launch_order", batches_in_sequence, 2, 0.15),  # this machine knows no contention
 ]
 
