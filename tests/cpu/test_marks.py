@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
 
 import crossfade  # noqa: E402
 from crossfade import ops, p2p, peers  # noqa: E402
@@ -21,21 +18,15 @@ from crossfade.profile.traces.reader import read_traces  # noqa: E402
 from tests.helpers.gpu_traces import Machine, Rank  # noqa: E402
 
 
-@pytest.fixture
-def group() -> Iterator[None]:
-    dist.init_process_group("gloo", rank=0, world_size=1, store=torch._C._distributed_c10d.HashStore())
-    yield
-    dist.destroy_process_group()
-
-
 def marks_of(events: object) -> set[str]:
     return {event.name for event in events if event.name.startswith("crossfade")}  # type: ignore[attr-defined]
 
 
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("world")
 def test_operators_and_collectives_and_transfers() -> None:
     a, b = torch.randn(8, 16), torch.randn(16, 8)
-    with p2p.P2P() as own, torch.profiler.profile() as profiler:
+    all_threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)  # the attendant copies too
+    with torch.profiler.profile(experimental_config=all_threads) as profiler, p2p.P2P() as own:
         ops.matmul_reduce_scatter(a, b)
         peers.all_gather(a)
         work = own.irecv(torch.empty_like(a), 0)
