@@ -50,7 +50,9 @@ class Recording:
         self._streams = StreamNumbers()
         self._log = CallLog(self._streams.see)
         self._sampler = GpuSampler()
+        self._is_watching = False
         self._num_steps = 0
+        self._torch: Any = None
         self._profiler: Any = None
         self._mark: Any = None
         self._memory: dict[str, int] = {}
@@ -63,9 +65,9 @@ class Recording:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._torch = torch
         self._has_gpu = torch.cuda.is_available()
-        profiler = torch.profiler
-        activities = [profiler.ProfilerActivity.CPU] + [profiler.ProfilerActivity.CUDA] * self._has_gpu
-        self._profiler = profiler.profile(
+        activity = torch.profiler.ProfilerActivity
+        activities = [activity.CPU] + [activity.CUDA] * self._has_gpu
+        self._profiler = torch.profiler.profile(
             activities=activities,
             with_stack=self._with_stack,
             acc_events=True,  # or it warns that a second cycle, which there is not, would drop the first
@@ -77,7 +79,7 @@ class Recording:
         if self._has_gpu:
             torch._C._activate_gpu_trace()
             self._memory = _memory(torch)
-            self._sampler.open(f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}")
+            self._watch_gpu()
         self._profiler.start()
         self._streams.open()
         if reports is not None:
@@ -90,12 +92,13 @@ class Recording:
         self._mark.__exit__(None, None, None)
         self._num_steps += 1
         self._begin_step()
+        self._watch_gpu()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._mark.__exit__(None, None, None)
-        if self._has_gpu:
+        if self._torch.cuda.is_initialized():
             self._torch.cuda.synchronize()
         self._log.close()
         self._sampler.close()
@@ -105,6 +108,13 @@ class Recording:
         path = self._folder / f"rank{rank or 0}.json.gz"
         self._profiler.export_chrome_trace(str(path))
         self.path = path
+
+    def _watch_gpu(self) -> None:
+        """Begins to read clocks once the program has chosen its GPU: asking earlier would make a context on another one."""
+        cuda = self._torch.cuda
+        if cuda.is_initialized() and not self._is_watching:
+            self._is_watching = True
+            self._sampler.open(f"GPU-{cuda.get_device_properties(cuda.current_device()).uuid}")
 
     def _begin_step(self) -> None:
         self._mark = self._torch.profiler.record_function(f"{MARK}{self._num_steps}")
