@@ -2,8 +2,15 @@
 
 ::
 
-    models.py     the two base models, and chains of products and collectives
-    programs.py   each cause, with its fix
-    run.py        times both in turns and records their traces: torchrun -m benchmarks.doctor.run OUT
-    judge.py      what the doctor says of the traces, beside what was measured
+    models.py      the two base models
+    planted.py     what a planted program is, its sizes, training steps
+    one_rank.py    causes of one GPU
+    two_ranks.py   causes between ranks
+    programs.py    the table of all
+    run.py         times both sides in turns and records their traces: python -m benchmarks.doctor.run OUT
+    worker.py      one rank of a run
+    judge.py       what the doctor says of the traces, beside what was measured
+    slim.py        makes a trace small enough for a test
+    large.py       a trace of a gigabyte
+    transformers_traces.py   traces of Hugging Face's transformers
 """

@@ -2,63 +2,97 @@
 
 ::
 
-    python -m benchmarks.doctor.judge OUT
+    python -m benchmarks.doctor.judge OUT              # of plain traces
+    python -m benchmarks.doctor.judge OUT --record     # of those that crossfade.record wrote
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+from crossfade.errors import TraceError
 from crossfade.profile.doctor.diagnosis import Report, diagnose
 from crossfade.profile.traces.reader import read_traces
 
 _LEAST = 0.05  # a fix that wins less is not asked to be found
+_ABSTAINS = "abstains"
+
+
+@dataclass
+class _Counts:
+    num_asked: int = 0
+    num_right: int = 0
+    num_abstained: int = 0
+    num_quiet: int = 0
+    num_false: int = 0
+    errors: list[float] = field(default_factory=list)
+
+    def asked(self, gain: float, name: str, predicted: float, cause: str) -> bool:
+        """A fix that wins enough; whether its cause came first."""
+        self.num_asked += 1
+        self.num_abstained += name == _ABSTAINS
+        self.num_right += name == cause
+        if name == cause:
+            self.errors.append(abs(predicted - gain) / gain)
+        return name == cause
+
+    def quiet(self, name: str) -> bool:
+        """A trace without a fix that wins enough; whether nothing was said."""
+        is_right = name in ("", _ABSTAINS)
+        self.num_quiet += 1
+        self.num_false += not is_right
+        return is_right
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    folder, kind = Path(sys.argv[1]), ".record" if "--record" in sys.argv[2:] else ""
     print("| program | seed | measured gain | first diagnosis | predicted | right | of the program without the cause |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
-    num_asked = num_right = num_false = num_quiet = 0
-    errors = []
+    counts = _Counts()
     for line in (folder / "results.jsonl").read_text().splitlines():
         result = json.loads(line)
         if "error" in result:
             print(f"| {result['name']} | {result['seed']} | {result['error'][:60]} | | | | |")
             continue
-        name, predicted = _first(_report(folder, result, "cause"))
-        other, _ = _first(_report(folder, result, "fixed"))
+        found = {which: _first(folder, result, f"{which}{kind}") for which in ("cause", "fixed")}
+        if None in found.values():
+            print(f"| {result['name']} | {result['seed']} | no traces of this kind | | | | |")
+            continue
+        (name, predicted), (other, _) = found["cause"] or ("", 0.0), found["fixed"] or ("", 0.0)
         gain = result["gain"]
         is_asked = gain >= _LEAST and bool(result["cause"])
-        is_right = name == result["cause"] if is_asked else name == ""
-        if is_asked:
-            num_asked, num_right = num_asked + 1, num_right + is_right
-            errors += [abs(predicted - gain) / gain] if is_right else []
-        else:
-            num_quiet, num_false = num_quiet + 1, num_false + (not is_right)
-        num_quiet, num_false = num_quiet + 1, num_false + bool(other)
-        shown = f"{predicted:.1%}" if name else ""
+        is_right = counts.asked(gain, name, predicted, result["cause"]) if is_asked else counts.quiet(name)
+        counts.quiet(other)
+        shown = f"{predicted:.1%}" if predicted else ""
         print(
             f"| {result['name']} | {result['seed']} | {gain:.1%} | {name or '-'} | {shown} |"
             f" {'yes' if is_right else 'NO'} | {other or '-'} |"
         )
-    print(f"\nright first cause: {num_right} of {num_asked} whose fix wins at least {_LEAST:.0%}")
-    print(f"diagnoses where nothing is to be won: {num_false} of {num_quiet} traces")
-    if errors:
-        print(
-            f"predicted gain over the measured one: off by {median(errors):.0%} on the median, {max(errors):.0%} at most"
-        )
+    print(f"\nright first cause: {counts.num_right} of {counts.num_asked} whose fix wins at least {_LEAST:.0%}")
+    print(f"of those, abstained: {counts.num_abstained}")
+    print(f"diagnoses where nothing is to be won: {counts.num_false} of {counts.num_quiet} traces")
+    if counts.errors:
+        typical, worst = median(counts.errors), max(counts.errors)
+        print(f"predicted gain over the measured one: off by {typical:.0%} on the median, {worst:.0%} at most")
 
 
-def _report(folder: Path, result: dict[str, object], which: str) -> Report:
+def _first(folder: Path, result: dict[str, Any], which: str) -> tuple[str, float] | None:
+    """The first diagnosis of a program's traces and what it wins; None where there are no such traces."""
     files = sorted(folder.glob(f"{result['name']}-{result['seed']}-{which}-*.json.gz"))
-    return diagnose(read_traces(files))
-
-
-def _first(report: Report) -> tuple[str, float]:
+    try:
+        report: Report | None = diagnose(read_traces(files)) if files else None
+    except TraceError as error:
+        print(f"{which}: {error}", file=sys.stderr)
+        return _ABSTAINS, 0.0
+    if report is None:
+        return None
+    if report.abstains:
+        return _ABSTAINS, 0.0
     found = [diagnosis for diagnosis in report.diagnoses if not diagnosis.is_remark]
     return (str(found[0].finding.cause), found[0].gain.likely) if found else ("", 0.0)
 

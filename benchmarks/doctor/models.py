@@ -33,9 +33,9 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Layers of `Block`; ``between`` is called with each layer's output and number, and gives the next one's input."""
 
-    def __init__(self, width: int, num_layers: int) -> None:
+    def __init__(self, width: int, num_layers: int, num_heads: int = 8) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Block(width) for _ in range(num_layers))
+        self.layers = nn.ModuleList(Block(width, num_heads) for _ in range(num_layers))
         self.between: Callable[[torch.Tensor, int], torch.Tensor] = lambda x, _: x
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

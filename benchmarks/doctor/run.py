@@ -1,131 +1,138 @@
-"""Times each planted program with and without its cause, in turns, and records a plain trace of both.
+"""Times each planted program with and without its cause, in turns, and records traces of both.
 
 ::
 
-    python -m benchmarks.doctor.run OUT                          # programs of one rank
-    torchrun --nproc-per-node 2 -m benchmarks.doctor.run OUT     # all
+    python -m benchmarks.doctor.run OUT                 # a process for each GPU, at most two
+    python -m benchmarks.doctor.run OUT --ranks 1       # programs of one GPU only
 
 Lines of ``OUT/results.jsonl`` come as programs end; traces lie beside it, ``NAME-SEED-cause-RANK.json.gz`` and ``...-fixed-...``.
+A program that takes longer than ``--limit`` seconds, or ends its processes, is written down as failed, and the others go on in new
+processes. What ``OUT`` has results of is not run again.
+
+Then all are recorded once more by `crossfade.record`, in processes that time nothing, since torch goes on reporting events:
+``OUT/records.jsonl``, ``NAME-SEED-cause.record-RANK.json.gz``.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
+import contextlib
 import json
 import os
+import signal
+import socket
+import subprocess
+import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import median
+from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
-from benchmarks.doctor.programs import PROGRAMS, Planted, Sizes, Step
+from benchmarks.doctor.programs import PROGRAMS
 
-_NUM_WARM = 3
-_NUM_TRACED = 4
+_ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}  # no multicast over NVLink
+_START_S = 60.0  # for processes to start in
+_END_S = 10.0  # for them to end in by themselves
+
+
+class _Case(NamedTuple):
+    name: str
+    seed: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
-    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--only", nargs="*", default=[], help="names of programs; without it, all")
+    parser.add_argument("--ranks", type=int, default=min(torch.cuda.device_count(), 2) or 1)
+    parser.add_argument("--limit", type=float, default=45.0, help="seconds for a program")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=10, help="steps of a round")
-    parser.add_argument("--small", action="store_true", help="sizes for a CPU, to try the program")
+    parser.add_argument("--no-record", action="store_true", help="plain traces only")
+    parser.add_argument("--small", action="store_true", help="sizes for a CPU, to try the programs")
     args = parser.parse_args()
+    unknown = set(args.only) - {planted.name for planted in PROGRAMS}
+    if unknown:
+        parser.error(f"no programs {', '.join(sorted(unknown))}; there are {', '.join(p.name for p in PROGRAMS)}")
     args.out.mkdir(parents=True, exist_ok=True)
-    rank, num_ranks, device = _begin()
-    first = args.out / f"first-{rank}.json.gz"
-    _record(lambda: None, Sizes.of(0, device, is_small=True), first)  # the first one starts the profiler
-    first.unlink()
-    for seed in args.seeds:
-        for planted in PROGRAMS:
-            if planted.num_ranks > num_ranks or (args.only and planted.name not in args.only):
-                continue
-            sizes = Sizes.of(seed, device, is_small=args.small)
-            try:
-                result = _measure(planted, sizes, args.rounds, args.steps, seed, args.out, rank)
-            except (RuntimeError, torch.OutOfMemoryError) as error:
-                result = {"name": planted.name, "seed": seed, "error": str(error)[:300]}
-            gc.collect()
-            if rank == 0:
-                with (args.out / "results.jsonl").open("a") as file:
-                    print(json.dumps(result), file=file)
-                print(json.dumps(result), flush=True)
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    wanted = [
+        _Case(planted.name, seed)
+        for seed in args.seeds
+        for planted in PROGRAMS
+        if planted.num_ranks <= args.ranks and planted.name in (args.only or [planted.name])
+    ]
+    _run(args, wanted, args.out / "results.jsonl", "time")
+    if not args.no_record:
+        _run(args, wanted, args.out / "records.jsonl", "record")
 
 
-def _begin() -> tuple[int, int, torch.device]:
-    rank, num_ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-    if num_ranks > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return rank, num_ranks, device
+def _run(args: argparse.Namespace, wanted: Sequence[_Case], results: Path, what: str) -> None:
+    """Runs what the file of results lacks."""
+    while cases := [case for case in wanted if case not in _cases_in(results)]:
+        with _processes(args, cases, what) as processes:
+            reason = _watch(processes, results, len(cases), args.limit)
+        left = [case for case in cases if case not in _cases_in(results)]
+        if left:
+            line = json.dumps({"name": left[0].name, "seed": left[0].seed, "error": reason})
+            with results.open("a") as file:
+                print(line, file=file)
+            print(line, flush=True)
 
 
-def _measure(
-    planted: Planted, sizes: Sizes, num_rounds: int, num_steps: int, seed: int, out: Path, rank: int
-) -> dict[str, object]:
-    steps: dict[str, Step] = {}
-    for name, has_cause in (("cause", True), ("fixed", False)):
-        torch.manual_seed(seed)
-        steps[name] = planted.make(sizes, has_cause)
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for step in steps.values():
-        _time(step, _NUM_WARM, sizes)
-    for _ in range(num_rounds):
-        for name, step in steps.items():
-            times[name].append(_time(step, num_steps, sizes))
-    traced = {
-        name: _record(step, sizes, out / f"{planted.name}-{seed}-{name}-{rank}.json.gz") for name, step in steps.items()
+def _cases_in(results: Path) -> set[_Case]:
+    if not results.exists():
+        return set()
+    lines = [json.loads(line) for line in results.read_text().split("\n")[:-1]]  # the last one may be half written
+    return {_Case(line["name"], line["seed"]) for line in lines}
+
+
+@contextlib.contextmanager
+def _processes(args: argparse.Namespace, cases: Sequence[_Case], what: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A process for each rank, which all run these cases; they are ended with the block."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "benchmarks.doctor.worker", what, str(args.out), str(args.rounds), str(args.steps)]
+    command += [str(int(args.small)), *(f"{case.name}:{case.seed}" for case in cases)]
+    common = {
+        **_ENVIRONMENT,
+        **os.environ,
+        "WORLD_SIZE": str(args.ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
     }
-    with_cause, without = median(times["cause"]), median(times["fixed"])
-    return {
-        "name": planted.name,
-        "seed": seed,
-        "cause": planted.cause,
-        "num_ranks": dist.get_world_size() if dist.is_initialized() else 1,
-        "step_ms": round(with_cause * 1e3, 4),
-        "fixed_ms": round(without * 1e3, 4),
-        "spread": [round(min(times["cause"]) / with_cause, 3), round(max(times["cause"]) / with_cause, 3)],
-        "gain": round(1 - median(there / here for here, there in zip(times["cause"], times["fixed"], strict=True)), 4),
-        "traced_ms": {name: round(length * 1e3, 4) for name, length in traced.items()},
-    }
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(args.ranks):
+            own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            processes.append(subprocess.Popen(command, env=own, start_new_session=True))
+        yield processes
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
-def _wait(sizes: Sizes) -> None:
-    if sizes.device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def _time(step: Step, num: int, sizes: Sizes) -> float:
-    """Seconds a step, steps running into each other as in a training loop."""
-    _wait(sizes)
-    if dist.is_initialized():
-        dist.barrier()
-    begin = time.perf_counter()
-    for _ in range(num):
-        step()
-    _wait(sizes)
-    return (time.perf_counter() - begin) / num
-
-
-def _record(step: Step, sizes: Sizes, path: Path) -> float:
-    from torch.profiler import ProfilerActivity, profile
-
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (sizes.device.type == "cuda")
-    with profile(activities=activities) as profiler:
-        step()
-        length = _time(step, _NUM_TRACED, sizes)
-    profiler.export_chrome_trace(str(path))
-    return length
+def _watch(processes: Sequence[subprocess.Popen[bytes]], results: Path, num_cases: int, limit_s: float) -> str:
+    """Waits until all cases have results, or something goes wrong; returns what."""
+    before = num = len(_cases_in(results))
+    deadline = time.monotonic() + _START_S + limit_s
+    while time.monotonic() < deadline:
+        codes = [process.poll() for process in processes]
+        if any(codes):
+            return f"a process ended with {next(code for code in codes if code)}"
+        if all(code == 0 for code in codes):
+            return "the processes ended without a result"
+        found = len(_cases_in(results))
+        if found > num:
+            num = found
+            deadline = time.monotonic() + (limit_s if num < before + num_cases else _END_S)
+        time.sleep(0.1)
+    return f"took longer than {limit_s:g} s"
 
 
 if __name__ == "__main__":

@@ -69,6 +69,8 @@ if TYPE_CHECKING:
     from crossfade.plan.plan import Plan as Plan
     from crossfade.plan.timeline import Span as Span
     from crossfade.plan.timeline import Timeline as Timeline
+    from crossfade.profile.recording import Recording as Recording
+    from crossfade.profile.recording import record as record
     from crossfade.schedule.cost import CostModel as CostModel
     from crossfade.schedule.workload import Workload as Workload
     from crossfade.types import Transport as Transport
@@ -94,6 +96,7 @@ _ROOMS = {
     "crossfade.plan.picture": "draw_timelines",
     "crossfade.plan.plan": "Plan",
     "crossfade.plan.timeline": "Span Timeline",
+    "crossfade.profile.recording": "Recording record",
     "crossfade.schedule.cost": "CostModel",
     "crossfade.schedule.workload": "Workload",
     "crossfade.types": "Transport",

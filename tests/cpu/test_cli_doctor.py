@@ -84,3 +84,32 @@ def test_an_empty_folder(tmp_path: Path) -> None:
     code, _, err = run(tmp_path)
     assert code == 2
     assert "no traces in" in err
+
+
+def test_the_readme_has_what_is_printed() -> None:
+    """Without the first line, up to the tables."""
+    readme = (TRACES.parents[2] / "README.md").read_text()
+    _, shown = readme.split("$ crossfade doctor tests/data/traces/", 1)
+    command, text = shown.split("```")[0].split("\n", 1)
+    _, out, _ = run(TRACES / command.split()[0])
+    printed = "\n".join(line.rstrip() for line in out.splitlines()[2:])
+    assert printed.startswith(text.rstrip())
+
+
+def test_a_step_as_a_picture_and_as_a_trace(tmp_path: Path) -> None:
+    picture, trace = tmp_path / "step.svg", tmp_path / "step.json"
+    code, out, _ = run(TRACES / "pageable_each_layer.json.gz", "--timeline", picture)
+    assert code == 0
+    assert "now and after the fix" in out
+    assert "<svg" in picture.read_text()
+    assert "with the fix" in picture.read_text()
+    assert run(TRACES / "pageable_each_layer.json.gz", "--timeline", trace)[0] == 0
+    ends: dict[int, float] = {}
+    for event in json.loads(trace.read_text())["traceEvents"]:
+        if event["ph"] == "X":
+            ends[event["pid"]] = max(ends.get(event["pid"], 0.0), event["ts"] + event["dur"])
+    now, fixed = ends.values()
+    assert fixed < 0.8 * now, "a third and more is won"
+    code, _, err = run(TRACES / "pageable_each_layer.json.gz", "--timeline", tmp_path / "step.png")
+    assert code == 2
+    assert ".svg or .json" in err

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from crossfade.profile.traces.roles import Role
+
 __all__ = ["Machine", "Rank"]
 
 _LAUNCH_US = 5.0  # a launch call
@@ -21,6 +23,7 @@ _EVENT_LAG_US = 3.0
 _RETURN_US = 6.0
 _NUM_SMS = 132
 _CALLER, _GROUP = 7, 20
+_HANDLES = 0xF000  # of streams
 
 
 @dataclass
@@ -28,6 +31,7 @@ class _Gpu:
     """When streams are free, and what is on them."""
 
     free_us: dict[int, float] = field(default_factory=dict)
+    latest_us: float = 0.0  # the last start
 
 
 class Rank:
@@ -44,6 +48,8 @@ class Rank:
         self._held: dict[int, float] = {}  # by stream, until when events hold it
         self._num_calls = 0
         self._num_collectives = 0
+        self.entries: list[tuple[int, int, int, int, int]] = []  # as `crossfade.record` keeps them
+        self._num_events = 0
 
     def python(self, length_us: float) -> None:
         """The host does something else."""
@@ -69,6 +75,12 @@ class Rank:
         )
         if is_pageable:
             self._return(call, end - 19.0)
+
+    def peer_copy(self, length_us: float, num_bytes: int) -> None:
+        """A copy to another GPU by copy engine."""
+        call = self._call("cudaMemcpyAsync", _LAUNCH_US)
+        name, args = "Memcpy PtoP (Device -> Device)", {"bytes": num_bytes}
+        self._activity("gpu_memcpy", name, self._start(call["ts"]), length_us, call, args)
 
     def item(self) -> None:
         """Reads a value: a small copy, and the host waits for the stream."""
@@ -109,9 +121,10 @@ class Rank:
             "Process Group Ranks": str(list(range(self._machine.num_ranks))),
         }
         if is_async:
-            self._call("cudaEventRecordWithFlags", 2.0)
+            event = self._record_event(caller)
             self._call("cudaStreamWaitEvent", 2.0)
             self.stream = stream or _GROUP + int(group)
+            self._entry(Role.WAIT_EVENT, event, self.stream)
             self._hold(self._gpu.free_us.get(caller, 0.0))
         annotated = self._now
         call = self._call("cuLaunchKernelEx", _LAUNCH_US)
@@ -121,14 +134,16 @@ class Rank:
         args = {"grid": [24, 1, 1], "block": [512, 1, 1], "shared memory": 87568, **message}
         self._activity("kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", start, end - start, call, args)
         self._scope("user_annotation", "nccl:all_reduce", annotated, self._now)
+        event = self._record_event(self.stream) if self._machine.has_record else 0
         self._scope("cpu_op", "record_param_comms", begin, self._now, message)
         self.stream = caller
-        return lambda: self._wait_for(end, group) if is_async else None
+        return lambda: self._wait_for(end, group, event) if is_async else None
 
     def wait_stream(self, other: int) -> None:
         """The current stream waits for all that another one has."""
-        self._call("cudaEventRecordWithFlags", 2.0)
+        event = self._record_event(other)
         self._call("cudaStreamWaitEvent", 2.0)
+        self._entry(Role.WAIT_EVENT, event, self.stream)
         self._hold(self._gpu.free_us.get(other, 0.0))
 
     def scope(self, name: str, body: Callable[[], None]) -> None:
@@ -137,13 +152,24 @@ class Rank:
         body()
         self._scope("cpu_op", name, begin, self._now)
 
-    def _wait_for(self, end_us: float, group: str) -> None:
+    def _wait_for(self, end_us: float, group: str, event: int) -> None:
         begin = self._now
         self._call("cudaStreamWaitEvent", 2.0)
+        self._entry(Role.WAIT_EVENT, event, self.stream)
         self._hold(end_us)
         self._scope(
             "cpu_op", "record_param_comms", begin, self._now, {"Collective name": "wait", "Process Group Name": group}
         )
+
+    def _record_event(self, stream: int) -> int:
+        self._call("cudaEventRecordWithFlags", 2.0)
+        self._num_events += 1
+        self._entry(Role.RECORD, self._num_events, stream)
+        return self._num_events
+
+    def _entry(self, role: Role, event: int, stream: int) -> None:
+        """What torch reports just after a call; streams have other names there."""
+        self.entries.append((int(role), self.thread, int(self._now * 1e3) - 500, event, _HANDLES + stream))
 
     def _hold(self, until_us: float) -> None:
         self._held[self.stream] = max(self._held.get(self.stream, 0.0), until_us)
@@ -151,7 +177,11 @@ class Rank:
     def _start(self, launched_us: float) -> float:
         free = self._gpu.free_us.get(self.stream, 0.0) + _LANE_LAG_US
         held = self._held.pop(self.stream, 0.0) + _EVENT_LAG_US
-        return max(launched_us + _LAUNCH_LAG_US, free, held)
+        start = max(launched_us + _LAUNCH_LAG_US, free, held)
+        if self._machine.environment.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+            start = max(start, self._gpu.latest_us)  # one queue: behind all that was launched before
+        self._gpu.latest_us = start
+        return start
 
     def _call(self, name: str, length_us: float) -> dict[str, Any]:
         self._num_calls += 1
@@ -186,9 +216,22 @@ class Rank:
 
 
 class Machine:
-    """Runs a program on all ranks until the times at which they meet no longer change."""
+    """Runs a program on all ranks until the times at which they meet no longer change.
 
-    def __init__(self, program: Callable[[Rank], None], num_ranks: int = 1, host_share: float = 1.0) -> None:
+    ``has_record``: traces have what `crossfade.record` adds.
+    """
+
+    def __init__(
+        self,
+        program: Callable[[Rank], None],
+        num_ranks: int = 1,
+        host_share: float = 1.0,
+        *,
+        has_record: bool = False,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self.has_record = has_record
+        self.environment = environment or {}
         self.num_ranks = num_ranks
         self.host_share = host_share  # of the traced host's time
         self._starts: dict[int, dict[int, float]] = {}
@@ -223,6 +266,14 @@ class Machine:
             about = {"rank": rank.number, "world_size": self.num_ranks}
             gpu = {"id": rank.number, "name": "NVIDIA H200", "computeMajor": 9, "numSms": _NUM_SMS}
             trace = {"deviceProperties": [gpu], "distributedInfo": about, "traceEvents": rank.events}
+            if self.has_record:
+                streams = [(entry[4], entry[4] - _HANDLES) for entry in rank.entries]
+                trace["crossfade"] = {
+                    "version": 1,
+                    "calls": rank.entries,
+                    "streams": streams,
+                    "environment": self.environment,
+                }
             path.write_text(json.dumps(trace))
             paths.append(path)
         return paths

@@ -77,9 +77,13 @@ def blocking(rank: Rank, has_cause: bool) -> None:
 
     def layer(rank: Rank, _: int) -> None:
         products(rank)
-        wait = rank.all_reduce(150, 1 << 22, is_async=not has_cause)
-        if not has_cause:
-            waits.append(wait)
+
+        def reduce() -> None:
+            wait = rank.all_reduce(150, 1 << 22, is_async=not has_cause)
+            if not has_cause:
+                waits.append(wait)
+
+        rank.scope("autograd::engine::evaluate_function: AccumulateGrad", reduce)
 
     def end(rank: Rank) -> None:
         while waits:
@@ -162,6 +166,48 @@ def small_messages(rank: Rank, has_cause: bool) -> None:
     steps(layer)(rank)
 
 
+def batches_in_sequence(rank: Rank, has_cause: bool) -> None:
+    """Two batches that share a communicator; each waits for its sum before its next product."""
+
+    def step(rank: Rank, number: int) -> None:
+        if number:
+            return
+        for stream in (8, 9):
+            rank.stream = stream
+            rank.wait_stream(7)
+        order = [8] * _LAYERS + [9] * _LAYERS if has_cause else [8, 9] * _LAYERS
+        for stream in order:
+            rank.stream = stream
+            rank.kernel(200)
+            rank.all_reduce(180, 1 << 24)()
+        rank.stream = 7
+        for stream in (8, 9):
+            rank.wait_stream(stream)
+
+    steps(step)(rank)
+
+
+def two_streams(rank: Rank, has_cause: bool) -> None:
+    """Two batches on two streams, many kernels of less than half of the GPU, and a value that the host reads behind each layer."""
+
+    def layer(rank: Rank, number: int) -> None:
+        for stream in (8, 9):
+            rank.stream = stream
+            if not number:
+                rank.wait_stream(7)
+            for _ in range(6):
+                rank.kernel(45, "small", 48)
+            if has_cause:
+                rank.item()
+        rank.stream = 7
+
+    def end(rank: Rank) -> None:
+        for stream in (8, 9):
+            rank.wait_stream(stream)
+
+    steps(layer, end)(rank)
+
+
 PLANTED: list[tuple[str, Program, int, float]] = [  # cause, program, ranks, how far the predicted gain may be off
     ("implicit_synchronisation", item_each_layer, 1, 0.10),
     ("pageable_copy", pageable_each_layer, 1, 0.05),
@@ -174,6 +220,8 @@ PLANTED: list[tuple[str, Program, int, float]] = [  # cause, program, ranks, how
     ("slow_gpu", slow_gpu, 2, 0.25),
     ("ddp_buckets", one_bucket, 2, 0.12),
     ("small_messages", small_messages, 2, 0.15),
+    ("implicit_synchronisation", two_streams, 1, 0.10),
+    ("launch_order", batches_in_sequence, 2, 0.15),  # this machine knows no contention
 ]
 
 

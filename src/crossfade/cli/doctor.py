@@ -14,23 +14,32 @@ from rich.syntax import Syntax
 from crossfade.cli.exits import UsersMistake
 from crossfade.cli.shown import new_table
 from crossfade.files import replace_file
+from crossfade.plan.chrome import chrome_json
+from crossfade.plan.picture import draw_timelines
 from crossfade.profile.doctor.diagnosis import Diagnosis, Report, diagnose
 from crossfade.profile.doctor.metrics import collective_metrics, rank_metrics
 from crossfade.profile.doctor.page import page
 from crossfade.profile.doctor.report import gain_text, headline, report_json, report_page
+from crossfade.profile.doctor.timeline import one_step
 from crossfade.profile.doctor.view import share
 from crossfade.profile.traces.reader import read_traces
 
 __all__ = ["examine"]
 
+_WRITERS = {".svg": draw_timelines, ".json": chrome_json}
 _MOST_REMARKS = 3
 _MOST_COLLECTIVES = 5
 
 
-def examine(traces: Sequence[Path], *, is_json: bool, html: Path | None) -> None:
+def examine(traces: Sequence[Path], *, is_json: bool, html: Path | None, timeline: Path | None = None) -> None:
     """Reads the traces of a run and prints the diagnosis."""
-    if html is not None and not html.absolute().parent.is_dir():
-        raise UsersMistake(f"there is no folder {html.parent}", hint="name a file in a folder that exists")
+    for path in (html, timeline):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise UsersMistake(f"there is no folder {path.parent}", hint="name a file in a folder that exists")
+    if timeline is not None and timeline.suffix not in _WRITERS:
+        raise UsersMistake(
+            f"{timeline.name} is neither a picture nor a trace", hint="name a file that ends with .svg or .json"
+        )
     report = diagnose(read_traces(files_of(traces)))
     if is_json:
         print(json.dumps(report_json(report), indent=1))
@@ -38,8 +47,11 @@ def examine(traces: Sequence[Path], *, is_json: bool, html: Path | None) -> None
         _show(Console(highlight=False), report)
     if html is not None:
         replace_file(html, page(report_page(report)))
-        if not is_json:
-            print(f"\nthe timeline, now and after the fix: {html}")
+    if timeline is not None:
+        replace_file(timeline, _WRITERS[timeline.suffix](one_step(report)))
+    for path in (html, timeline):
+        if path is not None and not is_json:
+            print(f"\nthe timeline, now and after the fix: {path}")
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
@@ -75,6 +87,8 @@ def _show(console: Console, report: Report) -> None:
             console.print(f"  {escape(diagnosis.finding.title)}: {gain_text(diagnosis.gain)}")
         console.print()
     _show_metrics(console, report)
+    for text in report.observed:
+        console.print(f"of the machine: {escape(text)}", style="dim")
     for text in (*report.unknown, *(note for trace in traced.traces for note in trace.notes)):
         console.print(f"cannot be told: {escape(text)}", style="dim")
 

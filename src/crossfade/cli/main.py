@@ -211,12 +211,34 @@ def doctor(
     html: Annotated[
         Path | None, typer.Option(help="Write a page with the timeline, now and after the fix.", metavar="FILE")
     ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(help="Write a step, now and after the fix, as .svg or, for Perfetto, as .json.", metavar="FILE"),
+    ] = None,
 ) -> None:
     """Says why communication is not hidden, or why a GPU computes nothing, and what each fix would win, from a trace."""
     with _command():
         from crossfade.cli.doctor import examine
 
-        examine(traces, is_json=json, html=html)
+        examine(traces, is_json=json, html=html, timeline=timeline)
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def record(
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="A Python file, run as Python runs it.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Its arguments.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the traces.", metavar="FOLDER")] = Path(
+        "traces"
+    ),
+    skip: Annotated[int, typer.Option(min=0, help="Begin after so many steps of an optimizer.")] = 0,
+    steps: Annotated[int, typer.Option(min=0, help="End after so many more; 0: with the script.")] = 0,
+    with_stack: Annotated[bool, typer.Option("--with-stack", help="Keep the lines; slower.")] = False,
+) -> None:
+    """Runs a script and records a trace of it for the doctor. With torchrun: torchrun ... -m crossfade record SCRIPT."""
+    with _command():
+        from crossfade.cli.record import record_script
+
+        record_script(script, arguments or [], output, num_skipped=skip, num_steps=steps, with_stack=with_stack)
 
 
 @app.command()

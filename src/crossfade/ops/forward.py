@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from crossfade.device.marks import marked
 from crossfade.ops.algorithms import fused, plain, rounds, tiled
 from crossfade.ops.calls.counts import Counts
 from crossfade.ops.calls.job import Algorithm, Job, Once, check_operands, check_out, rows_for_each, store
@@ -61,6 +62,7 @@ ALGORITHMS: Mapping[Operator, dict[str, Algorithm]] = {
 """By the names of candidates."""
 
 
+@marked("matmul_reduce_scatter")
 def reduce_scatter(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -87,6 +89,7 @@ def reduce_scatter(
     return store(group, out, target)
 
 
+@marked("matmul_all_reduce")
 def all_reduce(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -111,6 +114,7 @@ def all_reduce(
     return store(group, out, target)
 
 
+@marked("all_gather_matmul")
 def all_gather(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -143,6 +147,7 @@ def all_gather(
     return store(group, out, target)
 
 
+@marked("matmul_all_to_all")
 def all_to_all(
     a: torch.Tensor,
     b: torch.Tensor,

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 
 from crossfade.device.events import PooledEvent
+from crossfade.device.marks import marked
 from crossfade.device.signals import Counter
 from crossfade.p2p.carrier import Carrier, Letters, Offer
 from crossfade.p2p.letters import Exported, Forgotten, Window
@@ -74,6 +75,7 @@ class Copies(Carrier):
         self._copy(receive, window, receive.free, receive.side.pull_stream, is_into=False)
         self.num_pulled += 1
 
+    @marked("copy")
     def _copy(
         self, transfer: Transfer, window: Window, after: PooledEvent | None, stream: int, *, is_into: bool
     ) -> None:

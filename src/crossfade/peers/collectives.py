@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from crossfade.device.marks import mark
 from crossfade.peers import steps, sums
 from crossfade.peers.arguments import (
     SUMMABLE,
@@ -299,9 +300,10 @@ def _call(
         item.source = packed(group, item.tensor)
         item.target = item.out if item.out.is_contiguous() else item.out.new_empty(item.out.shape)
     try:
-        enqueue(chosen, stream, items)
-        for lane in chosen:
-            steps.end(lane, stream)
+        with mark(name):
+            enqueue(chosen, stream, items)
+            for lane in chosen:
+                steps.end(lane, stream)
     except BaseException as error:
         for lane in chosen:
             lane.cut_off(error)

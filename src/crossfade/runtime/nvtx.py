@@ -1,5 +1,6 @@
-"""Ranges around methods, for Nsight Systems: on where the environment variable ``CROSSFADE_NVTX`` is 1 when a graph is compiled.
+"""Ranges around methods: on where the environment variable ``CROSSFADE_NVTX`` is set when a graph is compiled.
 
+With 1 they are NVTX's, for Nsight Systems; with ``profiler`` they are torch's, for traces of `crossfade.record` and torch.profiler.
 Whether there are any is decided once, when an actor's steps are bound, so they cost nothing when they are off.
 """
 
@@ -9,13 +10,16 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
+from crossfade.device.marks import mark
 from crossfade.runtime.cursor import Step
 
 __all__ = ["Ranges", "find_ranges"]
 
 VARIABLE = "CROSSFADE_NVTX"
+_PROFILER = "profiler"
 
 
 class Ranges:
@@ -46,6 +50,8 @@ def find_ranges() -> Ranges | None:
     """
     if os.environ.get(VARIABLE, "") in ("", "0"):
         return None
+    if os.environ[VARIABLE] == _PROFILER:
+        return _by_profiler()
     ranges = _by_nvtx() or _by_torch()
     if ranges is None:
         print(
@@ -63,6 +69,18 @@ def _by_nvtx() -> Ranges | None:
     except ImportError:
         return None
     return Ranges(nvtx.push_range, nvtx.pop_range)
+
+
+def _by_profiler() -> Ranges:
+    """Ranges of torch's profiler, while one runs in the actor's process."""
+    open_ranges: list[AbstractContextManager[Any]] = []
+
+    def push(name: str) -> None:
+        range_ = mark(name)
+        open_ranges.append(range_)
+        range_.__enter__()
+
+    return Ranges(push, lambda: open_ranges.pop().__exit__(None, None, None))
 
 
 def _by_torch() -> Ranges | None:

@@ -11,6 +11,7 @@
     view.py         what a search for causes looks at
     causes/         each cause: its evidence, and the change that its fix makes
     changes.py      what fixes change in a program
+    observed.py     what a record tells of the machine
     metrics.py      how much communication is hidden
     report.py       a diagnosis as JSON, and for the page
     page.py         the page; page.html and page_parts/ are its frame, styles and scripts

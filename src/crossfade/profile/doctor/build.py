@@ -11,8 +11,9 @@ from crossfade.errors import TraceError
 from crossfade.profile.doctor.program import NOBODY, HostCall, Program, Rates, Wait, Work
 from crossfade.profile.doctor.rates import Observed, amounts, demand_of, rates_of
 from crossfade.profile.traces.collectives import align, match_collectives
-from crossfade.profile.traces.events import Activity, ActivityKind, Call, RankTrace, Role
+from crossfade.profile.traces.events import Activity, ActivityKind, Call, RankTrace
 from crossfade.profile.traces.launches import host_order
+from crossfade.profile.traces.roles import Role
 from crossfade.profile.traces.steps import step_starts
 from crossfade.profile.traces.waits import EVENT_LAG_US, Waits, waits_of
 

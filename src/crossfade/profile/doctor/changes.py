@@ -6,8 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from crossfade.profile.doctor.build import LANE_LAG_US, LAUNCH_LAG_US
 from crossfade.profile.doctor.program import NOBODY, HostCall, Program, Wait, Work
 from crossfade.profile.traces.events import ActivityKind
+from crossfade.profile.traces.waits import EVENT_LAG_US
 
 __all__ = [
     "balanced",
@@ -20,6 +22,7 @@ __all__ = [
     "with_scaled_work",
     "without_calls",
     "without_contention",
+    "without_lateness",
     "without_order",
     "without_waits",
 ]
@@ -73,6 +76,20 @@ def with_faster_host(program: Program, share: float) -> Program:
 def without_contention(program: Program) -> Program:
     """Communication and computation do not slow each other down."""
     return replace(program, works=tuple(work._replace(rate=1.0) for work in program.works))
+
+
+def without_lateness(program: Program, works: Collection[int]) -> Program:
+    """These works start as soon as all that they wait for is done."""
+    changed = {}
+    for number in works:
+        work = program.works[number]
+        after = tuple(wait._replace(lag_us=min(wait.lag_us, EVENT_LAG_US)) for wait in work.after)
+        changed[number] = work._replace(
+            launch_lag_us=min(work.launch_lag_us, LAUNCH_LAG_US),
+            lane_lag_us=min(work.lane_lag_us, LANE_LAG_US),
+            after=after,
+        )
+    return program.with_works(changed)
 
 
 def without_order(program: Program, works: Collection[int]) -> Program:
@@ -151,7 +168,8 @@ def merged_into_firsts(program: Program, groups: Iterable[Sequence[int]], saved_
 def in_turns(program: Program, lanes: Collection[int]) -> Program:
     """In each step the host launches the work of these lanes in turns, instead of one lane's after the other's.
 
-    The calls of a step change places; each keeps its gap and its length.
+    The calls of a step change places; each keeps its gap and its length. So does what they launch on lanes that they share, a
+    communicator's for example.
     """
     lane_of: dict[int, int] = {}
     for work in program.works:
@@ -162,13 +180,17 @@ def in_turns(program: Program, lanes: Collection[int]) -> Program:
     for number, call in enumerate(program.calls):
         if number in lane_of:
             by_step.setdefault((call.rank, call.step), []).append(number)
+    places: dict[int, int] = {}
     for numbers in by_step.values():
-        _take_turns(program, calls, numbers, lane_of)
-    return replace(program, calls=tuple(calls))
+        order = _take_turns(program, calls, numbers, lane_of)
+        places.update(zip(order, sorted(order), strict=True))
+    return _in_order_of_calls(replace(program, calls=tuple(calls)), places, lanes)
 
 
-def _take_turns(program: Program, calls: list[HostCall], numbers: Sequence[int], lane_of: Mapping[int, int]) -> None:
-    """Links the calls from the first of ``numbers`` to the last anew."""
+def _take_turns(
+    program: Program, calls: list[HostCall], numbers: Sequence[int], lane_of: Mapping[int, int]
+) -> list[int]:
+    """Links the calls from the first of ``numbers`` to the last anew; returns their order."""
     first, last = numbers[0], numbers[-1]
     rank = program.calls[first].rank
     between = [number for number in range(first, last + 1) if program.calls[number].rank == rank]
@@ -177,17 +199,45 @@ def _take_turns(program: Program, calls: list[HostCall], numbers: Sequence[int],
     for number in between:  # a call that launches nothing of these lanes stays behind the launch before it
         current = lane_of.get(number, current)
         queues.setdefault(current, []).append(number)
-    totals = {lane: len(queue) for lane, queue in queues.items()}
-    order = sorted(
-        (place / totals[lane], lane, number) for lane, queue in queues.items() for place, number in enumerate(queue)
-    )
-    in_order = [number for _, _, number in order]
+    in_order = [
+        number
+        for _, _, number in sorted(
+            (place / len(queue), which, number)
+            for which, queue in enumerate(queues.values())
+            for place, number in enumerate(queue)
+        )
+    ]
     calls[in_order[0]] = calls[in_order[0]]._replace(after=program.calls[first].after)
     for earlier, later in pairwise(in_order):
         calls[later] = calls[later]._replace(after=earlier)
     followers = [n for n, call in enumerate(program.calls) if call.after == last and n > last]
     for number in followers:
         calls[number] = calls[number]._replace(after=in_order[-1])
+    return in_order
+
+
+def _in_order_of_calls(program: Program, places: Mapping[int, int], lanes: Collection[int]) -> Program:
+    """Work of other lanes than these runs in the order in which it is launched now.
+
+    Where that is another order than before, each work gets a lane of its own and waits for the one before it.
+    """
+    shared: dict[int, list[int]] = {}
+    for number, work in enumerate(program.works):
+        if work.call != NOBODY and work.lane not in lanes:
+            shared.setdefault(work.lane, []).append(number)
+    changed: dict[int, Work] = {}
+    last = max((work.lane for work in program.works), default=0)
+    for numbers in shared.values():
+        order = sorted(numbers, key=lambda n: places.get(program.works[n].call, program.works[n].call))
+        if order == numbers:
+            continue
+        for before, number in zip([NOBODY, *order], order, strict=False):
+            last += 1
+            work = program.works[number]
+            lane_lag_us = min(work.lane_lag_us, LANE_LAG_US)
+            waits = () if before == NOBODY else (Wait(before, lane_lag_us),)
+            changed[number] = work._replace(lane=last, after=(*work.after, *waits))
+    return program.with_works(changed)
 
 
 def in_pieces(program: Program, works: Sequence[int], num_pieces: int, sources: Mapping[int, Sequence[int]]) -> Program:

@@ -12,6 +12,7 @@ from crossfade.profile.doctor.build import Traced, build
 from crossfade.profile.doctor.causes import CAUSES
 from crossfade.profile.doctor.changes import with_faster_host
 from crossfade.profile.doctor.losses import Reason
+from crossfade.profile.doctor.observed import observed
 from crossfade.profile.doctor.program import Program
 from crossfade.profile.doctor.replay import Replay, WaitsForItself, replay
 from crossfade.profile.doctor.view import Cause, Finding, View
@@ -78,6 +79,7 @@ class Report:
         step_us: how long a traced step takes.
         diagnoses: by what they are likely to win; diagnoses before remarks.
         abstains: why nothing is said of gains; empty where something is.
+        observed: what a record tells of the machine, and bears on the gains.
         unknown: what cannot be told from this trace, and what would tell it.
     """
 
@@ -88,6 +90,7 @@ class Report:
     step_us: float
     diagnoses: tuple[Diagnosis, ...]
     abstains: str
+    observed: tuple[str, ...]
     unknown: tuple[str, ...]
 
 
@@ -112,7 +115,7 @@ def diagnose(traces: Sequence[RankTrace]) -> Report:
         found = _Scales(traced).weigh([finding for cause in CAUSES for finding in cause(view)])
     in_order = sorted(found, key=lambda diagnosis: (diagnosis.is_remark, -diagnosis.gain.likely))
     step_us = median(_lengths(traced.step_ends_us))
-    return Report(traced, view, base, error, step_us, tuple(in_order), abstains, _unknown(view))
+    return Report(traced, view, base, error, step_us, tuple(in_order), abstains, observed(traces), _unknown(view))
 
 
 def _lengths(step_ends_us: Sequence[float]) -> list[float]:
@@ -220,11 +223,15 @@ def _unknown(view: View) -> tuple[str, ...]:
     traced = view.traced
     late = view.lost_us(Reason.LATE)
     if view.share_of(late) > REMARK_BELOW:
+        has_record = all(trace.record is not None for trace in traced.traces)
         found.append(
-            f"for {view.share_of(late):.0%} of the time a GPU does nothing although all that the trace knows of"
-            " is done: hardware queues"
-            " (CUDA_DEVICE_MAX_CONNECTIONS), work that was not traced, or waits that a trace does not have; record with"
-            " `crossfade record`, which keeps them"
+            f"for {view.share_of(late):.0%} of the time a GPU does nothing although all that the trace knows of is done: "
+            + (
+                "work that was not traced, such as another process's"
+                if has_record
+                else "hardware queues (CUDA_DEVICE_MAX_CONNECTIONS), work that was not traced, or waits that a trace does not have;"
+                " record with `crossfade record`, which keeps them"
+            )
         )
     if traced.program.num_ranks == 1 and any(trace.world_size not in (None, 1) for trace in traced.traces):
         found.append(

@@ -11,8 +11,9 @@ from enum import StrEnum
 
 from crossfade.profile.doctor.build import Traced
 from crossfade.profile.doctor.program import NOBODY
-from crossfade.profile.traces.events import ActivityKind, Role
+from crossfade.profile.traces.events import ActivityKind
 from crossfade.profile.traces.overlap import merged, without
+from crossfade.profile.traces.roles import Role
 
 __all__ = ["Loss", "Reason", "losses_of"]
 

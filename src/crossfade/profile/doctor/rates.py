@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 from crossfade.profile.doctor.program import NOBODY, Rates
 from crossfade.profile.doctor.replay import speed_of_collective, speed_of_kernel
@@ -167,10 +167,14 @@ class _Sweep:
 
 
 def _moving_times(works: Sequence[Observed]) -> dict[int, tuple[float, float]]:
-    """From the start of each meeting's last part to the end of its first."""
-    times: dict[int, tuple[float, float]] = {}
+    """From the start of each meeting's last part to the mean of its parts' ends.
+
+    All ranks have it end at once, but their clocks scatter by some 10 us: the first end would make each collective too short.
+    """
+    starts: dict[int, float] = {}
+    ends: dict[int, list[float]] = {}
     for work in works:
         if work.meeting != NOBODY:
-            start, end = times.get(work.meeting, (work.start_us, work.end_us))
-            times[work.meeting] = (max(start, work.start_us), min(end, work.end_us))
-    return {meeting: (start, max(end, start + 1.0)) for meeting, (start, end) in times.items()}
+            starts[work.meeting] = max(starts.get(work.meeting, work.start_us), work.start_us)
+            ends.setdefault(work.meeting, []).append(work.end_us)
+    return {meeting: (start, max(fmean(ends[meeting]), start + 1.0)) for meeting, start in starts.items()}

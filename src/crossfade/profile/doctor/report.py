@@ -62,6 +62,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "diagnoses": [_diagnosis_json(diagnosis) for diagnosis in report.diagnoses],
         "metrics": [asdict(row) for row in rank_metrics(traced)],
         "collectives": [asdict(row) for row in collective_metrics(traced)],
+        "observed": list(report.observed),
         "unknown": list(report.unknown),
         "notes": [note for trace in traced.traces for note in trace.notes],
     }
@@ -97,7 +98,7 @@ def report_page(report: Report) -> dict[str, Any]:
     return {
         "title": f"crossfade doctor: {len(report.traced.traces)} rank(s) of {report.traced.traces[0].gpu or 'a GPU'}",
         "summary": headline(report),
-        "notes": list(report.unknown),
+        "notes": [*report.observed, *report.unknown],
         "metrics": _metrics_rows(report),
         "lanes": lanes.labels,
         "names": lanes.names,

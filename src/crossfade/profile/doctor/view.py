@@ -14,10 +14,12 @@ from crossfade.profile.doctor.build import Traced
 from crossfade.profile.doctor.losses import Loss, Reason, losses_of
 from crossfade.profile.doctor.program import NOBODY, Program
 from crossfade.profile.traces.events import ActivityKind, Call
+from crossfade.profile.traces.steps import MARK
 
 __all__ = ["Cause", "Finding", "Mark", "Site", "View", "share"]
 
 _MOST_MARKS = 40
+_OURS = "crossfade "  # marks of this library begin so
 _FRAME = re.compile(r"^(?P<file>.+?)\((?P<line>\d+)\): (?P<function>.+)$")
 _NOT_THE_USERS = (
     "torch/",
@@ -39,6 +41,7 @@ class Cause(StrEnum):
     LAUNCH = "launch_bound"
     BLOCKING = "blocking_collective"
     COMMUNICATOR = "communicator_order"
+    QUEUES = "hardware_queues"
     SMS_FULL = "sms_full"
     SMALL_MESSAGES = "small_messages"
     CONTENTION = "contention"
@@ -173,7 +176,7 @@ class View:
         trace = self.traced.traces[rank]
         operator = ""
         for scope in trace.operators.around(call.thread, call.start_us):
-            if scope.name.startswith("ProfilerStep#"):
+            if scope.name.startswith(MARK):
                 break
             if scope.name != "record_param_comms":
                 operator = scope.name
@@ -199,9 +202,25 @@ class View:
             found[self.site(self.program.calls[number].rank, self.traced.calls[number])].append(number)
         return found
 
+    @cached_property
+    def _has_marks(self) -> list[bool]:
+        return [bool(trace.operators.named(_OURS)) for trace in self.traced.traces]
+
+    def mark_of(self, work: int) -> str:
+        """What this library said that it does where a work was launched, such as ``crossfade copy``; empty elsewhere."""
+        there = self.program.works[work]
+        if not self._has_marks[there.rank] or there.call == NOBODY:
+            return ""
+        call = self.traced.calls[there.call]
+        around = self.traced.traces[there.rank].operators.around(call.thread, call.start_us)
+        return next((scope.name for scope in around if scope.name.startswith(_OURS)), "")
+
     def name_of(self, work: int) -> str:
-        """What a collective is called in reports: its operation and size where the trace says them."""
+        """What a collective is called in reports: its operation and size where the trace says them, or what this library marked."""
         message = self.traced.activities[work].message
+        mark = self.mark_of(work)
+        if mark:
+            return mark
         if message is None or not message.collective:
             return self.traced.activities[work].name.split("(")[0][:60]
         return f"{message.collective} of {max(message.num_in, message.num_out):,} {message.dtype}".strip()

@@ -4,9 +4,13 @@
 
     chrome.py       the events of a file in Chrome's format, a piece at a time
     events.py       what is kept of them: GPU activities, CUDA calls of the host, operators, collectives
+    roles.py        what a CUDA call is for
+    record.py       what `crossfade.record` adds to a file
     reader.py       a file becomes a `RankTrace`
     launches.py     which call launched which activity, in which order
     collectives.py  how collectives of several ranks match, and how far the ranks' clocks are apart
+    waits.py        what waits for what
+    exact.py        the same where there is a record: which event, on which stream
     steps.py        where steps begin
     overlap.py      how much communication was hidden; timelines
 

@@ -15,7 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Activity", "ActivityKind", "Call", "CollectiveCall", "Enclosing", "Message", "RankTrace", "Role", "Scope"]
+from crossfade.profile.traces.record import Record
+from crossfade.profile.traces.roles import Role
+
+__all__ = ["Activity", "ActivityKind", "Call", "CollectiveCall", "Enclosing", "Message", "RankTrace", "Scope"]
 
 
 class ActivityKind(IntEnum):
@@ -24,19 +27,6 @@ class ActivityKind(IntEnum):
     COMPUTE = 0
     COMMUNICATION = 1
     COPY = 2  # between the host's memory and the GPU's, or within it
-
-
-class Role(IntEnum):
-    """What a CUDA call of the host is for, as far as it matters to when others run."""
-
-    LAUNCH = 0  # a kernel, a copy or a graph
-    RECORD = 1  # an event
-    WAIT_EVENT = 2  # a stream waits for an event; the host does not
-    SYNC_STREAM = 3
-    SYNC_EVENT = 4
-    SYNC_DEVICE = 5
-    ALLOCATE = 6
-    FREE = 7
 
 
 class Message(NamedTuple):
@@ -177,6 +167,10 @@ class RankTrace:
         operators: operators and annotations of the host.
         functions: Python functions, where the trace has stacks.
         notes: what was found odd while reading.
+        metadata: what the file says besides its events.
+        threads: the number of each thread, by the operating system's.
+        sync_streams: on which stream a wait or a synchronisation is, by its correlation; where the trace was asked for it.
+        record: what `crossfade.record` added; None in other traces.
     """
 
     label: str
@@ -192,3 +186,6 @@ class RankTrace:
     functions: Enclosing
     notes: list[str] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
+    threads: dict[Any, int] = field(default_factory=dict)
+    sync_streams: dict[int, int] = field(default_factory=dict)
+    record: Record | None = None

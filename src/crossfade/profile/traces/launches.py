@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from crossfade.profile.traces.events import Activity, Call, RankTrace, Role
+from crossfade.profile.traces.events import Activity, Call, RankTrace
+from crossfade.profile.traces.roles import Role
 
 __all__ = ["HostOrder", "host_order"]
 

@@ -17,16 +17,9 @@ import msgspec
 
 from crossfade.errors import TraceError
 from crossfade.profile.traces.chrome import ChromeEvent, ChromeFile
-from crossfade.profile.traces.events import (
-    Activity,
-    ActivityKind,
-    Call,
-    CollectiveCall,
-    Enclosing,
-    Message,
-    RankTrace,
-    Role,
-)
+from crossfade.profile.traces.events import Activity, ActivityKind, Call, CollectiveCall, Enclosing, Message, RankTrace
+from crossfade.profile.traces.record import KEY, Record
+from crossfade.profile.traces.roles import Role, role_of
 
 __all__ = ["read_trace", "read_traces"]
 
@@ -34,16 +27,6 @@ COMMUNICATION = re.compile(
     r"nccl(Dev)?Kernel|^Memcpy PtoP|cross_device_reduce|(one|two)_shot_all|multimem_|allreduce_fusion|nvshmem|deep_ep::|mscclpp",
     re.IGNORECASE,
 )
-_ROLES = [
-    (r"cu(da)?(LaunchKernel|LaunchCooperative|LaunchHost|GraphLaunch|Mem(cpy|set))", Role.LAUNCH),
-    (r"cu(da)?EventRecord", Role.RECORD),
-    (r"cu(da)?StreamWaitEvent", Role.WAIT_EVENT),
-    (r"cu(da)?StreamSynchronize", Role.SYNC_STREAM),
-    (r"cu(da)?EventSynchronize", Role.SYNC_EVENT),
-    (r"cudaDeviceSynchronize|cuCtxSynchronize", Role.SYNC_DEVICE),
-    (r"cudaMalloc|cuMemAlloc|cudaHostAlloc|cuMemCreate", Role.ALLOCATE),
-    (r"cudaFree|cuMemFree|cuMemUnmap", Role.FREE),
-]
 _OTHER_GPUS = {"hip": "AMD GPUs", "mtia": "MTIA", "xpu": "Intel GPUs"}
 
 
@@ -70,6 +53,7 @@ class _ActivityArgs(msgspec.Struct, gc=False):
 
 class _CallArgs(msgspec.Struct, gc=False):
     correlation: int = 0
+    stream: int = -1
 
 
 _decode_activity = msgspec.json.Decoder(_ActivityArgs, strict=False).decode
@@ -122,6 +106,7 @@ class _Reader:
         self._threads: dict[Any, int] = {}
         self._num_unreadable = 0
         self._categories: set[str] = set()
+        self._sync_streams: dict[int, int] = {}
         self._first_us = float("inf")
 
     def read(self) -> RankTrace:
@@ -138,6 +123,7 @@ class _Reader:
             "operator": self._operator,
             "user_annotation": self._operator,
             "python_function": self._function,
+            "cuda_sync": self._sync,
         }
         for events in self._file:
             for event in events:
@@ -183,13 +169,17 @@ class _Reader:
     def _call(self, event: ChromeEvent) -> None:
         name = event.name
         if name not in self._roles:
-            self._roles[name] = _role_of(name)
+            self._roles[name] = role_of(name)
         role = self._roles[name]
         if role is None:
             return
         start, end = self._times(event)
         correlation = _decode_call(event.args).correlation
         self._calls.append(Call(role, self._text(name), self._thread(event), start, end, correlation))
+
+    def _sync(self, event: ChromeEvent) -> None:
+        args = _decode_call(event.args)
+        self._sync_streams[args.correlation] = args.stream
 
     def _operator(self, event: ChromeEvent) -> None:
         start, end = self._times(event)
@@ -222,12 +212,13 @@ class _Reader:
         origin = self._first_us
         self._move_to(origin)
         notes = [f"{self._num_unreadable:,} events could not be read"] if self._num_unreadable else []
+        record = self._record(notes)
         self._operators.pack(origin)
         self._functions.pack(origin)
         return RankTrace(
             self._file.path.name,
-            about.get("rank"),
-            about.get("world_size"),
+            about.get("rank", record and record.rank),
+            about.get("world_size", record and record.world_size),
             float(metadata.get("baseTimeNanoseconds") or 0) + origin * 1e3,
             int(properties.get("numSms") or 0),
             str(properties.get("name") or ""),
@@ -238,7 +229,19 @@ class _Reader:
             self._functions,
             notes,
             metadata,
+            self._threads,
+            self._sync_streams,
+            record,
         )
+
+    def _record(self, notes: list[str]) -> Record | None:
+        """What `crossfade.record` added; None, with a note, where that cannot be read."""
+        contents = self._file.metadata.pop(KEY, None)
+        try:
+            return None if contents is None else Record.read(contents)
+        except ValueError as error:
+            notes.append(str(error))
+            return None
 
     def _refuse_others(self) -> None:
         if self._activities and self._calls:
@@ -269,7 +272,3 @@ class _Reader:
         self._collectives = [
             call._replace(start_us=call.start_us - origin, end_us=call.end_us - origin) for call in self._collectives
         ]
-
-
-def _role_of(name: str) -> Role | None:
-    return next((role for pattern, role in _ROLES if re.match(pattern, name)), None)

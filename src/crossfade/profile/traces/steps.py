@@ -11,9 +11,9 @@ import numpy.typing as npt
 from crossfade.profile.traces.events import RankTrace
 from crossfade.profile.traces.launches import HostOrder
 
-__all__ = ["step_starts"]
+__all__ = ["MARK", "step_starts"]
 
-_MARK = "ProfilerStep#"
+MARK = "ProfilerStep#"
 _MOST_DIFFERENT = 0.02  # so much of a period may differ from the one before
 _LEAST_COVERED = 0.6  # so much of all launches must repeat
 _MOST_NAMES = 100
@@ -26,10 +26,11 @@ def step_starts(trace: RankTrace, order: HostOrder) -> list[float]:
     Steps are those that ``prof.step()`` marks; without marks, the period in which the same kernels are launched on the same
     streams. A period may begin anywhere: the longest pause of the host before a launch is taken for its begin.
     """
-    marks = [scope.start_us for scope in trace.operators.named(_MARK)]
+    launches = [(call, call.activities[0]) for call in order.calls if call.activities]
+    last_us = launches[-1][0].start_us if launches else 0.0
+    marks = [scope.start_us for scope in trace.operators.named(MARK) if scope.start_us <= last_us]
     if len(marks) >= 2:
         return marks
-    launches = [(call, call.activities[0]) for call in order.calls if call.activities]
     numbers: dict[tuple[str, tuple[int, int]], int] = {}
     sequence = np.array(
         [numbers.setdefault((activity.name, activity.lane), len(numbers)) for _, activity in launches], dtype=np.int64

@@ -8,7 +8,8 @@ A plain trace has no stream and no event on any call. What follows from its stru
 - A record and a wait outside of both order two streams: that of the launch before, and that of the launch after.
 - DDP waits for its buckets by bare waits, without a record.
 
-An edge that the activities' own times contradict is left out.
+An edge that the activities' own times contradict is left out. Of calls that `crossfade.record` recorded too, event and stream are
+known, and nothing is inferred.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from crossfade.profile.traces.events import Activity, ActivityKind, Call, CollectiveCall, RankTrace, Role
+from crossfade.profile.traces.events import Activity, ActivityKind, Call, CollectiveCall, RankTrace
+from crossfade.profile.traces.exact import ExactEvents, launch_times
 from crossfade.profile.traces.launches import HostOrder
+from crossfade.profile.traces.roles import Role
 
 __all__ = ["EVENT_LAG_US", "Waits", "waits_of"]
 
@@ -56,8 +59,9 @@ class Waits:
 def waits_of(trace: RankTrace, order: HostOrder) -> Waits:
     """Finds what waits for what in one rank's trace."""
     waits = Waits()
-    _Events(trace, order, waits).find()
-    _find_returns(order, waits)
+    exact = ExactEvents(trace, order)
+    _Events(trace, order, waits, exact).find()
+    _find_returns(order, waits, exact)
     for call in order.calls:
         if len(call.activities) > 1:
             _within_graph(call.activities, waits)
@@ -73,9 +77,10 @@ class _OpenWait(NamedTuple):
 class _Events:
     """One way through the host's calls: which record and which wait lie between which launches."""
 
-    def __init__(self, trace: RankTrace, order: HostOrder, waits: Waits) -> None:
+    def __init__(self, trace: RankTrace, order: HostOrder, waits: Waits, exact: ExactEvents) -> None:
         self._order = order
         self._waits = waits
+        self._exact = exact
         self._scopes = _Scopes(trace.collectives)
         self._operators = trace.operators
         self._last: dict[int, Activity] = {}  # the last launched, by thread
@@ -92,7 +97,11 @@ class _Events:
             if call.role is Role.LAUNCH:
                 self._launch(call, scope)
             elif call.role is Role.RECORD and (scope is None or scope.message.collective == "wait"):
-                self._records[call.thread] = self._last.get(call.thread)
+                if call not in self._exact.records:
+                    self._records[call.thread] = self._last.get(call.thread)
+            elif call.role is Role.WAIT_EVENT and call in self._exact.edges:
+                self._follow(call)
+                self._open.setdefault(call.thread, []).append(_OpenWait(call, scope, None))
             elif call.role is Role.WAIT_EVENT and not self._is_inside_nccl(call, scope):
                 source = self._records.pop(call.thread, None) if scope is None else None
                 self._open.setdefault(call.thread, []).append(_OpenWait(call, scope, source))
@@ -112,10 +121,11 @@ class _Events:
             (own if is_own else rest).append(wait)
         if target.kind is ActivityKind.COMMUNICATION and (target.message is not None and scope is not None):
             self._waits.is_on_own_stream[target] = bool(own)
-            if own:
+            if own and own[0].call not in self._exact.edges:
                 self._add(target, self._last_of_caller.get(call.thread))
         for wait in rest:
-            self._resolve(target, *wait)
+            if wait.call not in self._exact.edges:
+                self._resolve(target, *wait)
         self._last[call.thread] = call.activities[-1]
         is_beside = self._waits.is_on_own_stream.get(target, False)
         if is_beside:
@@ -123,6 +133,15 @@ class _Events:
             del self._outstanding[:-_MOST_OUTSTANDING]
         else:
             self._last_of_caller[call.thread] = call.activities[-1]
+
+    def _follow(self, wait: Call) -> None:
+        """Adds the edge of a wait that is known."""
+        target, source = self._exact.edges[wait]
+        if target is None or source is None:
+            return
+        self._add(target, source)
+        if source in self._outstanding and target.lane != source.lane:
+            self._take(source, wait)
 
     def _resolve(self, target: Activity, wait: Call, scope: CollectiveCall | None, source: Activity | None) -> None:
         """Finds what a wait before ``target`` is for."""
@@ -195,9 +214,9 @@ class _Scopes:
         return next((one for one in reversed(found[max(last - 4, 0) : last]) if one.end_us >= call.start_us), None)
 
 
-def _find_returns(order: HostOrder, waits: Waits) -> None:
+def _find_returns(order: HostOrder, waits: Waits, exact: ExactEvents) -> None:
     ends = {lane: [activity.end_us for activity in found] for lane, found in order.lanes.items()}
-    launched = {lane: _launch_times(found) for lane, found in order.lanes.items()}
+    launched = {lane: launch_times(found) for lane, found in order.lanes.items()}
     latest: Activity | None = None
     for call in order.calls:
         if call.role is Role.LAUNCH:
@@ -208,18 +227,10 @@ def _find_returns(order: HostOrder, waits: Waits) -> None:
             found = [lane[place] for lane, place in _last_launched(order, launched, call)]
             waits.returns[call] = [one for one in found if one.end_us <= call.end_us + _CLOCK_US]
         elif call.role in (Role.SYNC_STREAM, Role.SYNC_EVENT):
-            waited = _waited_for(call, order, ends, launched)
-            if waited is None and latest is not None and latest.end_us <= call.end_us + _CLOCK_US:
-                waited = latest
+            waited = exact.returns.get(call) or _waited_for(call, order, ends, launched) or latest
+            if waited is not None and waited.end_us > call.end_us + _CLOCK_US:
+                waited = None
             waits.returns[call] = [] if waited is None else [waited]
-
-
-def _launch_times(activities: list[Activity]) -> list[float]:
-    times, latest = [], float("-inf")
-    for activity in activities:
-        latest = max(latest, activity.call.start_us if activity.call is not None else activity.start_us)
-        times.append(latest)
-    return times
 
 
 def _last_launched(
@@ -253,7 +264,7 @@ def _of_launch(
 ) -> dict[Call, list[Activity]]:
     """A copy out of pageable memory blocks its caller; so does a launch where too many are under way."""
     activity = call.activities[-1]
-    if activity.kind is ActivityKind.COPY and call.end_us > activity.start_us and call.end_us > activity.end_us - 40.0:
+    if "Pageable" in activity.name and call.end_us > activity.start_us and call.end_us > activity.end_us - 40.0:
         return {call: [activity]}
     if call.end_us - call.start_us < _LONG_CALL_US:
         return {}

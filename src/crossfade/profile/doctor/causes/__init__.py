@@ -4,16 +4,20 @@
 
     host.py         the host waits, allocates, or is not there in time
     streams.py      collectives: blocking, in one communicator's order, late beside full multiprocessors, small, contended
-    training.py     DDP: buckets, unused parameters; batches launched one after the other
+    queues.py       more streams than hardware queues
+    training.py     DDP: buckets, unused parameters
+    batches.py      batches launched one after the other
     ranks.py        a peer is late
 """
 
 from collections.abc import Callable, Iterator
 
+from crossfade.profile.doctor.causes.batches import launch_order
 from crossfade.profile.doctor.causes.host import allocator, host_waits, launches, pageable_copies
+from crossfade.profile.doctor.causes.queues import hardware_queues
 from crossfade.profile.doctor.causes.ranks import late_peer
 from crossfade.profile.doctor.causes.streams import blocking, communicator_order, contention, small_messages, sms_full
-from crossfade.profile.doctor.causes.training import buckets, launch_order, unused_parameters
+from crossfade.profile.doctor.causes.training import buckets, unused_parameters
 from crossfade.profile.doctor.view import Finding, View
 
 __all__ = ["CAUSES"]
@@ -25,6 +29,7 @@ CAUSES: tuple[Callable[[View], Iterator[Finding]], ...] = (
     launches,
     blocking,
     communicator_order,
+    hardware_queues,
     sms_full,
     small_messages,
     buckets,

@@ -9,7 +9,8 @@ from crossfade.profile.doctor.changes import with_free_launches, with_scaled_wor
 from crossfade.profile.doctor.losses import Loss, Reason
 from crossfade.profile.doctor.program import Program
 from crossfade.profile.doctor.view import Cause, Finding, Site, View, share
-from crossfade.profile.traces.events import ActivityKind, Role
+from crossfade.profile.traces.events import ActivityKind
+from crossfade.profile.traces.roles import Role
 
 __all__ = ["allocator", "host_waits", "launches", "pageable_copies"]
 

@@ -7,15 +7,29 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from crossfade.profile.doctor.build import LANE_LAG_US, LAUNCH_LAG_US
-from crossfade.profile.doctor.changes import beside_their_callers, merged_into_firsts, without_contention, without_order
+from crossfade.profile.doctor.causes.batches import batches_in_sequence
+from crossfade.profile.doctor.causes.queues import held_by_a_queue
+from crossfade.profile.doctor.changes import (
+    beside_their_callers,
+    merged_into_firsts,
+    without_contention,
+    without_lateness,
+    without_order,
+)
 from crossfade.profile.doctor.losses import Reason
-from crossfade.profile.doctor.program import NOBODY, Program
+from crossfade.profile.doctor.program import NOBODY
 from crossfade.profile.doctor.view import Cause, Finding, View, share
 from crossfade.profile.traces.events import ActivityKind
-from crossfade.profile.traces.waits import EVENT_LAG_US
 
-__all__ = ["blocking", "communicator_order", "contention", "message_bytes", "small_messages", "sms_full"]
+__all__ = [
+    "blocking",
+    "communicator_order",
+    "contention",
+    "is_of_backward",
+    "message_bytes",
+    "small_messages",
+    "sms_full",
+]
 
 _WORTH_A_LOOK = 0.01
 _LATE_US = 8.0
@@ -44,7 +58,12 @@ def message_bytes(view: View, work: int) -> int:
 
 
 def blocking(view: View) -> Iterator[Finding]:
-    """Collectives on the stream that computes, or waited for as soon as they are launched."""
+    """Collectives on the stream that computes, or waited for as soon as they are launched.
+
+    Of batches that are launched one after the other nothing is said: another batch's computation could be beside them.
+    """
+    if batches_in_sequence(view):
+        return
     small = {number for run in _runs_of_small(view) for number in run}
     found = [number for number in view.collectives() if number not in small and _is_blocking(view, number)]
     lost = sum(
@@ -56,15 +75,21 @@ def blocking(view: View) -> Iterator[Finding]:
     if not found or view.share_of(lost) < _WORTH_A_LOOK:
         return
     at_end = {number: _first_of_next_step(view, number) for number in found}
-    after_next = _after_next_collective(view, found)
+    gradients = [number for number in found if is_of_backward(view, number)]
+    after_next = _after_next_collective(view, gradients)
     num = len(found) / view.program.num_steps / view.program.num_ranks
     yield Finding(
         Cause.BLOCKING,
         "collectives block the stream that computes",
         f"{num:.3g} collectives a step ({view.name_of(found[0])}, ...) run with nothing beside them for"
         f" {share(view.share_of(lost))} of the"
-        " time: they are on the computing stream, or are waited for as soon as they are launched. The trace does not say when their"
-        " results are needed: if at once, nothing is won; if only at the end of the step, the most",
+        " time: they are on the computing stream, or are waited for as soon as they are launched. "
+        + (
+            "They are launched by the backward pass, and gradients are needed at its end only"
+            if len(gradients) == len(found)
+            else "The trace does not say when their results are needed: if at once, nothing is won; if only at the end of the step,"
+            " the most"
+        ),
         view.sites({view.program.works[number].call for number in found} - {NOBODY}),
         "launch with async_op=True, and wait just before the result is used; where it is needed at once,"
         " interleave two halves of the"
@@ -73,8 +98,18 @@ def blocking(view: View) -> Iterator[Finding]:
         view.work_marks(found, "blocks"),
         partial(beside_their_callers, works=found, until=at_end.__getitem__),
         is_at_most=True,
-        likely=partial(beside_their_callers, works=found, until=after_next.__getitem__),
+        likely=partial(beside_their_callers, works=gradients, until=after_next.__getitem__),
     )
+
+
+def is_of_backward(view: View, number: int) -> bool:
+    """Whether the backward pass launches a collective, so that it sums gradients."""
+    work = view.program.works[number]
+    if work.call == NOBODY:
+        return False
+    call = view.traced.calls[work.call]
+    around = view.traced.traces[work.rank].operators.around(call.thread, call.start_us)
+    return any("autograd::engine" in scope.name for scope in around)
 
 
 def _is_blocking(view: View, number: int) -> bool:
@@ -160,25 +195,14 @@ def communicator_order(view: View) -> Iterator[Finding]:
 
 def sms_full(view: View) -> Iterator[Finding]:
     """Collectives that could start, and find no multiprocessor free."""
+    queued = set(held_by_a_queue(view))
     found = []
     for number in view.collectives():
-        if view.traced.late_us[number] > _LATE_US and view.traced.held_by[number] != "" and _is_full(view, number):
+        if number not in queued and view.traced.late_us[number] > _LATE_US and _is_full(view, number):
             found.append(number)
     late = sum(view.traced.late_us[number] for number in found) / view.program.num_ranks
     if view.share_of(late) < _WORTH_A_LOOK:
         return
-
-    def change(program: Program) -> Program:
-        changed = {}
-        for number in found:
-            work = program.works[number]
-            after = tuple(wait._replace(lag_us=min(wait.lag_us, EVENT_LAG_US)) for wait in work.after)
-            changed[number] = work._replace(
-                launch_lag_us=min(work.launch_lag_us, LAUNCH_LAG_US),
-                lane_lag_us=min(work.lane_lag_us, LANE_LAG_US),
-                after=after,
-            )
-        return program.with_works(changed)
 
     yield Finding(
         Cause.SMS_FULL,
@@ -191,13 +215,15 @@ def sms_full(view: View) -> Iterator[Finding]:
         " multiprocessor (crossfade.peers)",
         "options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)\ngroup = dist.new_group(pg_options=options)",
         view.work_marks(found, "starts late"),
-        change,
+        partial(without_lateness, works=found),
         is_at_most=True,
     )
 
 
 def _is_full(view: View, number: int) -> bool:
     """Whether a kernel that fills the GPU runs while a collective could have started."""
+    if view.traced.held_by[number] == "":
+        return False
     begin = view.traced.starts_us[number] - view.traced.late_us[number]
     for other in range(number - 1, max(number - 200, -1), -1):
         work = view.program.works[other]
@@ -277,4 +303,5 @@ def contention(view: View) -> Iterator[Finding]:
         view.work_marks(beside, "slows computation down"),
         without_contention,
         is_at_most=True,
+        likely=without_contention,  # copy engines beside products were measured not to slow them down
     )

@@ -1,4 +1,4 @@
-"""What training steps do: gradients in buckets, parameters that are looked for, batches one after the other."""
+"""What training steps do: gradients in buckets, parameters that are looked for."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from crossfade.profile.doctor.causes.streams import message_bytes
-from crossfade.profile.doctor.changes import in_pieces, in_turns, with_scaled_work
+from crossfade.profile.doctor.causes.streams import is_of_backward, message_bytes
+from crossfade.profile.doctor.changes import in_pieces, with_scaled_work, without_waits
 from crossfade.profile.doctor.losses import Reason
-from crossfade.profile.doctor.program import NOBODY
+from crossfade.profile.doctor.program import NOBODY, Program
 from crossfade.profile.doctor.view import Cause, Finding, View, share
 from crossfade.profile.traces.events import ActivityKind
+from crossfade.profile.traces.roles import Role
 
-__all__ = ["buckets", "launch_order", "unused_parameters"]
+__all__ = ["buckets", "unused_parameters"]
 
 _WORTH_A_LOOK = 0.01
 _LARGE_BUCKET_BYTES = 40 << 20  # torch's own are 25 MB
 _NUM_PIECES = 8
-_MOST_RUNS = 6  # of a step's launches: more often, and batches are launched in turns already
-_LEAST_SHARE = 0.2  # of a step's computation, for a stream that carries a batch
 _INTEGERS = {"int", "int32", "long", "int64"}
 
 
@@ -55,10 +54,7 @@ def _is_large_bucket(view: View, number: int) -> bool:
     work, message = view.program.works[number], view.traced.activities[number].message
     if message is None or "allreduce" not in message.collective.replace("_", "") or work.call == NOBODY:
         return False
-    call = view.traced.calls[work.call]
-    around = view.traced.traces[work.rank].operators.around(call.thread, call.start_us)
-    is_backward = any("autograd::engine" in scope.name for scope in around)
-    return is_backward and message_bytes(view, number) >= _LARGE_BUCKET_BYTES
+    return is_of_backward(view, number) and message_bytes(view, number) >= _LARGE_BUCKET_BYTES
 
 
 def _sources(view: View, number: int) -> Sequence[int]:
@@ -101,72 +97,35 @@ def unused_parameters(view: View) -> Iterator[Finding]:
     ddp = any(trace.operators.named("DistributedDataParallel") for trace in view.traced.traces)
     if not found or not ddp:
         return
+    waits = [call for number in found for call in _read_of_used(view, number)]
     amount = sum(view.program.works[number].amount_us for number in found) / view.program.num_ranks
     yield Finding(
         Cause.UNUSED_PARAMETERS,
         "DDP looks for unused parameters in every step",
         f"{len(found) / view.program.num_steps / view.program.num_ranks:.3g} all-reduces of integers a step behind the gradients,"
-        f" {share(view.share_of(amount))} of the time",
+        f" {share(view.share_of(amount))} of the time; the host waits {len(waits) / 2 / view.program.num_steps:.3g} times for the"
+        " result, and launches the next step only then",
         "DistributedDataParallel",
         "leave find_unused_parameters=True out where all parameters are used in every step",
         "DistributedDataParallel(model, find_unused_parameters=False)",
         view.work_marks(found, "which parameters were used?"),
-        partial(with_scaled_work, amounts_us=dict.fromkeys(found, 0.1)),
+        partial(_without_looking, works=found, calls=waits),
     )
 
 
-def launch_order(view: View) -> Iterator[Finding]:
-    """Two batches on two streams, all of one launched before the other: while the host launches one, the"
-    " other's stream is empty.
-    """
-    lanes = _batches(view)
-    if len(lanes) < 2 or view.share_of(view.lost_us(Reason.TRANSFER, Reason.LAUNCH, Reason.PEER)) < _WORTH_A_LOOK:
-        return
-    num_runs, num_launches = _runs(view, lanes)
-    if num_runs > _MOST_RUNS or num_launches < 4 * len(lanes):
-        return
-    lost = view.lost_us(Reason.TRANSFER, Reason.PEER)
-    yield Finding(
-        Cause.LAUNCH_ORDER,
-        "batches on different streams are launched one after the other",
-        f"the host launches {num_launches:.0f} times a step for {len(lanes)} streams, and changes between them"
-        f" only {num_runs:.0f} times;"
-        f" a collective of one batch has nothing of the other beside it for {share(view.share_of(lost))} of the time",
-        "where the batches are issued",
-        "issue the batches in turns, layer by layer: each collective of one batch between the computation of the other",
-        "",
-        view.loss_marks(
-            [loss for loss in view.losses if loss.reason is Reason.TRANSFER], "nothing of the other batch is launched"
-        ),
-        partial(in_turns, lanes=lanes),
-    )
+def _without_looking(program: Program, works: Sequence[int], calls: Sequence[int]) -> Program:
+    return without_waits(with_scaled_work(program, dict.fromkeys(works, 0.1)), calls)
 
 
-def _batches(view: View) -> set[int]:
-    """The lanes that compute a good part of their rank's work."""
-    totals: Counter[int] = Counter()
-    of_rank: Counter[int] = Counter()
-    ranks: dict[int, int] = {}
-    for work in view.program.works:
-        if work.kind is ActivityKind.COMPUTE:
-            totals[work.lane] += work.amount_us  # type: ignore[assignment]
-            of_rank[work.rank] += work.amount_us  # type: ignore[assignment]
-            ranks[work.lane] = work.rank
-    lanes = {lane for lane, total in totals.items() if total > _LEAST_SHARE * of_rank[ranks[lane]]}
-    several = Counter(ranks[lane] for lane in lanes)
-    return {lane for lane in lanes if several[ranks[lane]] > 1}
-
-
-def _runs(view: View, lanes: set[int]) -> tuple[float, float]:
-    """How often the host changes between lanes in a step, and how often it launches, on the mean of ranks and steps."""
-    num_changes = num_launches = 0
-    last: dict[int, int] = {}
-    for works in view.launched:
-        for number in works[:1]:
-            work = view.program.works[number]
-            if work.lane in lanes:
-                num_launches += 1
-                num_changes += last.get(work.rank, work.lane) != work.lane
-                last[work.rank] = work.lane
-    num = view.program.num_steps * view.program.num_ranks
-    return num_changes / num, num_launches / num
+def _read_of_used(view: View, number: int) -> list[int]:
+    """The calls in which the host reads what the all-reduce gave: a copy to pageable memory, and the wait for it."""
+    work = view.program.works[number]
+    for call in range(work.call + 1, len(view.program.calls)):
+        there = view.program.calls[call]
+        if there.rank != work.rank or there.step > work.step + 1:
+            break
+        copies = [n for n in view.launched[call] if "DtoH" in view.traced.activities[n].name]
+        if copies and there.waits:
+            is_followed = call + 1 < len(view.program.calls) and view.traced.calls[call + 1].role is Role.SYNC_STREAM
+            return [call, call + 1] if is_followed else [call]
+    return []

@@ -1,0 +1,247 @@
+"""Planted causes between ranks.
+
+What a cause costs depends on how long communication takes beside computation. On two GPUs of a host (NVLink, 300 GB/s for NCCL;
+700 TFLOP/s, 500 for a whole training step) that is::
+
+    a product of (rows, width) by (width, width)        2 rows width^2 / 700e12 s
+    the sum of its result over ranks                    2 rows width / 300e9 s: as long, where width is 2,300
+    a training step over `tokens`, for each parameter   6 tokens / 500e12 s
+    the sum of its gradient                             2 / 300e9 s: a quarter, where tokens are 2,048
+
+So chains of products are 2,048 to 4,096 wide, and data-parallel training has 2,048 tokens on each rank; layers are 5,120 wide and
+more, or the host cannot launch as fast as they compute.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from benchmarks.doctor.models import Transformer
+from benchmarks.doctor.planted import Sizes, Step, convnet, train, transformer
+
+__all__ = [
+    "batches_in_sequence",
+    "blocking_all_reduce",
+    "contended",
+    "healthy_ddp",
+    "one_bucket",
+    "slow_rank",
+    "small_all_reduces",
+    "small_before_large",
+    "tensor_parallel",
+    "unused_parameters",
+]
+
+_TOKENS = 2048  # of a rank, in data-parallel training
+
+
+def _data_parallel(sizes: Sizes) -> tuple[Transformer, torch.Tensor]:
+    """A transformer of 2 or 3 layers and few tokens: its gradients take a fifth of the step and more. Gives it and its input."""
+    if sizes.is_small:
+        return transformer(sizes)
+    width = 4096 + sizes.width
+    model = Transformer(width, sizes.num_layers // 2, num_heads=width // 128).to(sizes.device, sizes.dtype)
+    return model, torch.randn(2, _TOKENS // 2, width, device=sizes.device, dtype=sizes.dtype)
+
+
+class _Chain:
+    """Products of (rows, width) by (width, width), each about 0.2 ms on an H100."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.width = 2 * sizes.width
+        self.rows = 32 if sizes.is_small else (1 << 36) // self.width**2 // 1024 * 1024
+        self._sizes = sizes
+        self.weight = self._random(self.width, self.width) / self.width**0.5
+
+    def start(self) -> torch.Tensor:
+        return self._random(self.rows, self.width)
+
+    def megabytes(self, num: int) -> torch.Tensor:
+        """A tensor of about that many MB, of at most 1 MB where sizes are small."""
+        num = 1 if self._sizes.is_small else num
+        return self._random(num, (1 << 20) // self.weight.element_size())
+
+    def _random(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=self._sizes.device, dtype=self._sizes.dtype)
+
+
+def blocking_all_reduce(sizes: Sizes, has_cause: bool) -> Step:
+    """Gradients summed parameter by parameter, as they come; without the cause the sums are waited for at the end only."""
+    model, x = _data_parallel(sizes)
+    works: list[Any] = []
+
+    def reduce(parameter: torch.Tensor) -> None:
+        work = dist.all_reduce(parameter.grad, async_op=not has_cause)
+        if work is not None:
+            works.append(work)
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(reduce)  # type: ignore[no-untyped-call]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        while works:
+            works.pop().wait()
+        optimizer.step()
+
+    return step
+
+
+def small_before_large(sizes: Sizes, has_cause: bool) -> Step:
+    """In each layer a large gather for later, and a small sum that is needed at once, on one communicator or on two.
+
+    The gather takes about half of the layer's products.
+    """
+    chain = _Chain(sizes)
+    x, large = chain.start(), chain.megabytes(96 + 8 * sizes.num_layers)
+    gathered = large.new_empty(dist.get_world_size() * large.shape[0], large.shape[1])
+    group = dist.group.WORLD if has_cause else dist.new_group()
+
+    def step() -> None:
+        y, later = x, None
+        for _ in range(sizes.num_layers - 1):
+            later = dist.all_gather_into_tensor(gathered, large, async_op=True)
+            y = y @ chain.weight
+            sums = y[:64].contiguous()
+            soon = dist.all_reduce(sums, group=group, async_op=True)
+            assert soon is not None
+            soon.wait()
+            y = y + sums.mean() * 1e-3
+            for _ in range(4):
+                y = y @ chain.weight
+            y = y / (y.norm() / y.numel() ** 0.5)
+        if later is not None:
+            later.wait()
+
+    return step
+
+
+def slow_rank(sizes: Sizes, has_cause: bool) -> Step:
+    """The last rank has some of the first one's rows too, or all have equally many."""
+    model, x = transformer(sizes)
+    rank = dist.get_rank()
+    moved = max(len(x) // (2 if sizes.num_layers % 2 else 4), 1)
+    if has_cause and rank == 0:
+        x = x[moved:]
+    if has_cause and rank == dist.get_world_size() - 1:
+        x = torch.cat([x, x[:moved]])
+    return train(nn.parallel.DistributedDataParallel(model), x)
+
+
+def one_bucket(sizes: Sizes, has_cause: bool) -> Step:
+    model, x = _data_parallel(sizes)
+    size = 1 << 14 if has_cause else 25
+    return train(nn.parallel.DistributedDataParallel(model, bucket_cap_mb=size), x)
+
+
+def unused_parameters(sizes: Sizes, has_cause: bool) -> Step:
+    """A network whose step is so short that the host's wait behind the gradients may show."""
+    model, x = convnet(sizes, images=1)
+    if not has_cause:
+        model.without_unused()
+    return train(nn.parallel.DistributedDataParallel(model, find_unused_parameters=has_cause), x)
+
+
+def healthy_ddp(sizes: Sizes, has_cause: bool) -> Step:
+    model, x = convnet(sizes)
+    model.without_unused()
+    return train(nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True), x)
+
+
+def small_all_reduces(sizes: Sizes, has_cause: bool) -> Step:
+    """Statistics of every layer, 512 KB each, summed one by one, or all at once."""
+    model, x = convnet(sizes, images=1)
+    num = 64 if sizes.is_small else 1 << 17
+    values = [torch.randn(num, device=sizes.device) for _ in range(32 * sizes.num_layers)]
+    inner = train(model, x)
+
+    def step() -> None:
+        inner()
+        if has_cause:
+            for value in values:
+                dist.all_reduce(value)
+        else:
+            flat = torch.cat(values)
+            dist.all_reduce(flat)
+
+    return step
+
+
+def batches_in_sequence(sizes: Sizes, has_cause: bool) -> Step:
+    """Two batches on two streams, three products and a sum in each layer; launched whole, or layer by layer in turns.
+
+    Their sums have one communicator, so those of the batch that is launched second come after all of the first one's. A layer has
+    several products because a sum finds no free multiprocessor before one of the other batch's has ended.
+    """
+    chain = _Chain(sizes)
+    batches = [chain.start() for _ in range(2)]
+    streams: list[Any] = [torch.cuda.Stream() if sizes.device.type == "cuda" else None for _ in range(2)]  # type: ignore[no-untyped-call]
+    results = list(batches)
+
+    def layer(place: int) -> None:
+        with torch.cuda.stream(streams[place]):
+            y = results[place]
+            for _ in range(3):
+                y = y @ chain.weight
+            work = dist.all_reduce(y, async_op=True)
+            assert work is not None
+            work.wait()
+            results[place] = y
+
+    def step() -> None:
+        num = sizes.num_layers
+        results[:] = batches
+        for stream in streams:
+            if stream is not None:
+                stream.wait_stream(torch.cuda.current_stream())
+        order = [place for place in range(2) for _ in range(num)] if has_cause else [0, 1] * num
+        for place in order:
+            layer(place)
+        for stream in streams:
+            if stream is not None:
+                torch.cuda.current_stream().wait_stream(stream)
+
+    return step
+
+
+def contended(sizes: Sizes, has_cause: bool) -> Step:
+    """Products beside sums that nobody waits for; without the cause the sums are left out of the products' way."""
+    chain = _Chain(sizes)
+    x, sums = chain.start(), chain.megabytes(64 + 16 * sizes.num_layers)
+
+    def step() -> None:
+        y = x
+        for _ in range(sizes.num_layers):
+            work = dist.all_reduce(sums, async_op=True) if has_cause else None
+            for _ in range(5):
+                y = y @ chain.weight
+            if work is not None:
+                work.wait()
+            y = y / (y.norm() / y.numel() ** 0.5)
+
+    return step
+
+
+def tensor_parallel(sizes: Sizes, has_cause: bool) -> Step:
+    """Sums whose results are needed at once: nothing can be won by waiting later."""
+    model, x = transformer(sizes)
+
+    def between(x: torch.Tensor, number: int) -> torch.Tensor:
+        with torch.no_grad():
+            y = x.clone()
+            dist.all_reduce(y)
+            return y / dist.get_world_size()
+
+    model.between = between
+
+    def step() -> None:
+        with torch.no_grad():
+            model(x)
+
+    return step

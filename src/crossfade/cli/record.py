@@ -1,0 +1,79 @@
+"""``crossfade record``: a script under `crossfade.record`, whole or some steps of it."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import crossfade
+from crossfade.cli.exits import UsersMistake
+from crossfade.errors import MissingDependency
+
+__all__ = ["record_script"]
+
+
+def record_script(
+    script: Path, arguments: Sequence[str], folder: Path, *, num_skipped: int, num_steps: int, with_stack: bool
+) -> None:
+    """Runs a script as ``python SCRIPT ARGS`` does, and says where its trace is.
+
+    A step is one of an optimizer. A script whose optimizers make fewer steps than are to be skipped has no trace.
+    """
+    if not script.is_file():
+        raise UsersMistake(f"there is no file {script}", hint="name a Python file")
+    try:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+    except ImportError:
+        raise MissingDependency("torch", extra="torch", needed_for="crossfade record") from None
+    window = _Window(crossfade.record(folder, with_stack=with_stack), num_skipped, num_steps)
+    handle = register_optimizer_step_post_hook(window.step)
+    before = sys.argv, list(sys.path)
+    sys.argv, sys.path[0] = [str(script), *arguments], str(script.parent)
+    try:
+        with window:
+            runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    finally:
+        handle.remove()
+        sys.argv, sys.path[:] = before
+    if window.recording.path is None:
+        raise UsersMistake(
+            f"{script} ended after {window.num_seen} steps of an optimizer, and {num_skipped} were to be skipped",
+            hint="give a smaller --skip",
+        )
+    print(f"recorded: {window.recording.path}\nnext: crossfade doctor {folder}")
+
+
+class _Window:
+    """The part of a script that is recorded: from one step of an optimizer to another, or up to the end."""
+
+    def __init__(self, recording: crossfade.Recording, num_skipped: int, num_steps: int) -> None:
+        self.recording = recording
+        self.num_seen = 0
+        self._num_skipped = num_skipped
+        self._last = num_skipped + num_steps if num_steps else 0
+        self._open = ExitStack()
+
+    def __enter__(self) -> _Window:
+        if not self._num_skipped:
+            self._open.enter_context(self.recording)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def step(self, *_: Any) -> None:
+        """An optimizer has made a step."""
+        self.num_seen += 1
+        if self.num_seen == self._num_skipped:
+            self._open.enter_context(self.recording)
+        elif self.num_seen == self._last:
+            self._open.close()
+        elif self.num_seen > self._num_skipped and (not self._last or self.num_seen < self._last):
+            self.recording.step()

@@ -1,0 +1,32 @@
+"""What a record tells of the machine that no fix of the program changes, and that bears on what is said of fixes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from crossfade.profile.traces.events import RankTrace
+
+__all__ = ["observed"]
+
+
+def observed(traces: Sequence[RankTrace]) -> tuple[str, ...]:
+    """Sentences, one for each thing and rank; none for traces without a record."""
+    found = []
+    for trace in traces:
+        record = trace.record
+        if record is None:
+            continue
+        if record.is_at_power_limit:
+            found.append(
+                f"{trace.label}: the GPU is at its power limit ({median(record.powers_w):.0f} of {record.limit_w:.0f} W, at"
+                f" {median(record.clocks_mhz):,.0f} of {record.max_mhz:,.0f} MHz): communication that is hidden lowers the clock"
+                " further, so less is won than predicted"
+            )
+        if record.num_retried:
+            found.append(
+                f"{trace.label}: GPU memory was full: torch freed its cache {record.num_retried} times before it could allocate"
+            )
+        if record.environment.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
+            found.append(f"{trace.label}: CUDA_LAUNCH_BLOCKING is set: each launch waits for its kernel")
+    return tuple(found)

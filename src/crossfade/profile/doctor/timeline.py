@@ -1,0 +1,95 @@
+"""The doctor's program as a `Timeline`, the type of predictions and of graphs' own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from crossfade.plan.spans import COMMUNICATE, COMPUTE, WAIT, Span
+from crossfade.plan.timeline import Timeline
+from crossfade.profile.doctor.build import Traced
+from crossfade.profile.doctor.diagnosis import Report
+from crossfade.profile.doctor.program import Program
+from crossfade.profile.doctor.replay import replay
+from crossfade.profile.traces.events import ActivityKind
+
+__all__ = ["after", "one_step", "seen"]
+
+_KINDS = {
+    ActivityKind.COMPUTE: COMPUTE,
+    ActivityKind.COMMUNICATION: COMMUNICATE,
+    ActivityKind.COPY: COMMUNICATE,
+}
+
+
+def seen(traced: Traced) -> Timeline:
+    """The steps as they were traced. An actor is a rank, an execution a step; copies of the host's memory communicate."""
+    ends = [
+        start + call.end_us - call.start_us for start, call in zip(traced.call_starts_us, traced.calls, strict=True)
+    ]
+    return Timeline.of("traced", _spans(traced, traced.starts_us, traced.ends_us, traced.call_starts_us, ends))
+
+
+def after(traced: Traced, changed: Program) -> Timeline | None:
+    """The steps with a fix, as the replay has them; None if the changed program has other works than the traced one."""
+    if len(changed.works) != len(traced.program.works):
+        return None
+    run = replay(changed)
+    spans = _spans(traced, run.starts_us, run.ends_us, run.call_starts_us, run.call_ends_us)
+    return Timeline.of("with the fix", spans)
+
+
+def one_step(report: Report) -> list[Timeline]:
+    """What runs from the end of one step to that of the next, in the middle of the trace; and the same with the first fix.
+
+    Each begins at 0. The host may be steps ahead meanwhile.
+    """
+    found = [_between_steps(seen(report.traced))]
+    for diagnosis in report.diagnoses[:1]:
+        fixed = after(report.traced, diagnosis.finding.change(report.traced.program))
+        found += [] if fixed is None or diagnosis.is_remark else [_between_steps(fixed)]
+    return found
+
+
+def _between_steps(timeline: Timeline) -> Timeline:
+    ends: dict[int, float] = {}
+    for span in timeline.spans:
+        if span.kind != WAIT:
+            ends[span.execution] = max(ends.get(span.execution, 0.0), span.end_us)
+    step = len(ends) // 2
+    begin, end = ends.get(step - 1, 0.0), ends[step]
+    inside = [
+        replace(span, start_us=max(span.start_us, begin) - begin, end_us=min(span.end_us, end) - begin)
+        for span in timeline.spans
+        if span.start_us < end and span.end_us > begin
+    ]
+    return Timeline.of(timeline.name, inside)
+
+
+def _spans(
+    traced: Traced,
+    starts_us: Sequence[float],
+    ends_us: Sequence[float],
+    call_starts_us: Sequence[float],
+    call_ends_us: Sequence[float],
+) -> Iterator[Span]:
+    """Works on their streams, and the host's calls that wait for the GPU.
+
+    Work of a stream runs in order: where a trace has the next one begin a little before the end of the one before, it is cut.
+    """
+    free_us: dict[int, float] = {}
+    for number, work in enumerate(traced.program.works):
+        activity = traced.activities[number]
+        label = traced.traces[work.rank].label
+        name = activity.name.split("(")[0]
+        start_us = max(starts_us[number], free_us.get(work.lane, 0.0))
+        times = start_us, max(ends_us[number], start_us)
+        free_us[work.lane] = times[1]
+        yield Span(
+            label, f"stream {activity.lane[1]}", name, "", _KINDS[work.kind], work.step, *times, activity.num_bytes
+        )
+    for number, call in enumerate(traced.program.calls):
+        if call.waits:
+            name, label = traced.calls[number].name, traced.traces[call.rank].label
+            times = call_starts_us[number], call_ends_us[number]
+            yield Span(label, "host", name, name, WAIT, call.step, *times)

@@ -1,0 +1,158 @@
+"""`record`: a program's trace for the doctor, by torch.profiler, with what such a trace lacks."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from crossfade.errors import MissingDependency
+from crossfade.profile.recording.calls import CallLog
+from crossfade.profile.recording.machine import GpuSampler, environment
+from crossfade.profile.recording.streams import StreamNumbers
+from crossfade.profile.traces.record import KEY, VERSION
+from crossfade.profile.traces.steps import MARK
+
+__all__ = ["Recording", "record"]
+
+
+def record(folder: str | os.PathLike[str] = "traces", *, with_stack: bool = False) -> Recording:
+    """Records what runs inside a ``with`` block, for ``crossfade doctor FOLDER``: a few steps are enough.
+
+    Each rank writes ``FOLDER/rankN.json.gz``, a trace of torch.profiler with one more key. Without a GPU there is a trace too, of
+    the CPU alone.
+
+    Args:
+        folder: is made where it is missing.
+        with_stack: also record Python's functions, so that a diagnosis names the line. It makes the host slower.
+
+    Raises:
+        MissingDependency: torch is not installed; when the block begins.
+    """
+    return Recording(Path(folder), with_stack=with_stack)
+
+
+class Recording:
+    """What `record` gives. ``step()`` at the end of each step tells the doctor where steps begin; it finds them without, mostly.
+
+    Attributes:
+        path: the file that was written; None before the block's end.
+    """
+
+    def __init__(self, folder: Path, *, with_stack: bool) -> None:
+        self.path: Path | None = None
+        self._folder = folder
+        self._with_stack = with_stack
+        self._streams = StreamNumbers()
+        self._log = CallLog(self._streams.see)
+        self._sampler = GpuSampler()
+        self._is_watching = False
+        self._num_steps = 0
+        self._torch: Any = None
+        self._profiler: Any = None
+        self._mark: Any = None
+        self._memory: dict[str, int] = {}
+
+    def __enter__(self) -> Recording:
+        try:
+            import torch
+        except ImportError:
+            raise MissingDependency("torch", extra="torch", needed_for="crossfade.record()") from None
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._torch = torch
+        self._has_gpu = torch.cuda.is_available()
+        activity = torch.profiler.ProfilerActivity
+        activities = [activity.CPU] + [activity.CUDA] * self._has_gpu
+        self._profiler = torch.profiler.profile(
+            activities=activities,
+            with_stack=self._with_stack,
+            acc_events=True,  # or it warns that a second cycle, which there is not, would drop the first
+            experimental_config=_with_sync_events(torch),
+        )
+        reports = None
+        with suppress(ImportError):  # a torch that reports nothing
+            reports = importlib.import_module("torch.cuda._gpu_trace")  # before any is made
+        if self._has_gpu:
+            torch._C._activate_gpu_trace()
+            self._memory = _memory(torch)
+            self._watch_gpu()
+        self._profiler.start()
+        self._streams.open()
+        if reports is not None:
+            self._log.open(reports)
+        self._begin_step()
+        return self
+
+    def step(self) -> None:
+        """One step is over, and the next one begins."""
+        self._mark.__exit__(None, None, None)
+        self._num_steps += 1
+        self._begin_step()
+        self._watch_gpu()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._mark.__exit__(None, None, None)
+        if self._torch.cuda.is_initialized():
+            self._torch.cuda.synchronize()
+        self._log.close()
+        self._sampler.close()
+        rank, world_size = _rank_of(self._torch)
+        self._profiler.add_metadata_json(KEY, json.dumps(self._contents(rank, world_size), separators=(",", ":")))
+        self._profiler.stop()
+        path = self._folder / f"rank{rank or 0}.json.gz"
+        self._profiler.export_chrome_trace(str(path))
+        self.path = path
+
+    def _watch_gpu(self) -> None:
+        """Begins to read clocks once the program has chosen its GPU: asking earlier would make a context on another one."""
+        cuda = self._torch.cuda
+        if cuda.is_initialized() and not self._is_watching:
+            self._is_watching = True
+            self._sampler.open(f"GPU-{cuda.get_device_properties(cuda.current_device()).uuid}")
+
+    def _begin_step(self) -> None:
+        self._mark = self._torch.profiler.record_function(f"{MARK}{self._num_steps}")
+        self._mark.__enter__()
+
+    def _contents(self, rank: int | None, world_size: int | None) -> dict[str, Any]:
+        """As `traces.record` reads it."""
+        after = _memory(self._torch) if self._has_gpu else {}
+        return {
+            "version": VERSION,
+            "rank": rank,
+            "world_size": world_size,
+            "num_steps": self._num_steps,
+            "calls": self._log.entries,
+            "streams": list(self._streams.known.items()),
+            "environment": environment(),
+            "clocks": {"samples": self._sampler.samples, **self._sampler.limits, "missing": self._sampler.missing},
+            "memory": {name: value - self._memory.get(name, 0) for name, value in after.items()},
+        }
+
+
+def _with_sync_events(torch: Any) -> Any:
+    """The configuration by which a trace says on which stream a wait or a synchronisation is; None where torch has none."""
+    try:
+        return torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)
+    except (AttributeError, TypeError):
+        return None
+
+
+def _memory(torch: Any) -> dict[str, int]:
+    """How often the allocator has asked CUDA for memory, and how often it had to free some first."""
+    seen = torch.cuda.memory_stats()
+    return {"num_allocated": seen.get("num_device_alloc", 0), "num_retried": seen.get("num_alloc_retries", 0)}
+
+
+def _rank_of(torch: Any) -> tuple[int | None, int | None]:
+    """This process's rank and how many there are, as torch.distributed or torchrun has it."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return (int(rank), int(world_size)) if rank.isdecimal() and world_size.isdecimal() else (None, None)

@@ -1,0 +1,113 @@
+"""What `crossfade.record` adds to a trace, under the key ``crossfade``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, NamedTuple
+
+import msgspec
+
+from crossfade.profile.traces.roles import Role
+
+__all__ = ["KEY", "VERSION", "Entry", "Record"]
+
+KEY = "crossfade"
+VERSION = 1
+_QUEUES = 8  # CUDA's own, where the environment says nothing
+_AT_LIMIT = 0.97  # of the power limit
+
+
+class Entry(NamedTuple):
+    """One call as torch reported it. ``event`` and ``stream`` are the driver's handles, 0 where there is none."""
+
+    role: Role
+    thread: int  # as the operating system numbers it
+    time_ns: int  # after a record or a wait, before a synchronisation
+    event: int
+    stream: int
+
+
+class _Clocks(msgspec.Struct):
+    samples: list[tuple[int, float, float]] = []
+    max_mhz: float = 0.0
+    limit_w: float = 0.0
+    missing: str = ""
+
+
+class _Contents(msgspec.Struct):
+    version: int
+    rank: int | None = None
+    world_size: int | None = None
+    calls: list[tuple[int, int, int, int, int]] = []
+    streams: list[tuple[int, int]] = []
+    environment: dict[str, str] = {}
+    clocks: _Clocks = msgspec.field(default_factory=_Clocks)
+    memory: dict[str, int] = {}
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was recorded beside one rank's trace.
+
+    Attributes:
+        rank: as torch.distributed or torchrun had it; None where neither did.
+        world_size: how many ranks there are; likewise.
+        entries: calls, in the order in which they were reported.
+        streams: the trace's number of a stream, by its handle.
+        environment: variables that matter to CUDA's queues, memory and NCCL.
+        clocks_mhz: of the SMs, every 20 ms.
+        powers_w: at the same times.
+        max_mhz: the highest clock; 0 where it is not known.
+        limit_w: the power limit; likewise.
+        num_retried: how often the allocator had to free memory before it could allocate.
+    """
+
+    rank: int | None
+    world_size: int | None
+    entries: Sequence[Entry]
+    streams: Mapping[int, int]
+    environment: Mapping[str, str]
+    clocks_mhz: Sequence[float]
+    powers_w: Sequence[float]
+    max_mhz: float
+    limit_w: float
+    num_retried: int
+
+    @classmethod
+    def read(cls, contents: Any) -> Record:
+        """Raises a `ValueError` where the contents are of another version, or damaged."""
+        try:
+            read = msgspec.convert(contents, _Contents)
+            entries = tuple(Entry(Role(role), *rest) for role, *rest in read.calls)
+        except (msgspec.ValidationError, ValueError) as error:
+            raise ValueError(f"the record in it cannot be read: {error}") from None
+        if read.version != VERSION:
+            raise ValueError(f"the record in it is of version {read.version}, and this crossfade reads {VERSION}")
+        clocks = read.clocks
+        return cls(
+            read.rank,
+            read.world_size,
+            entries,
+            dict(read.streams),
+            read.environment,
+            tuple(sample[1] for sample in clocks.samples),
+            tuple(sample[2] for sample in clocks.samples),
+            clocks.max_mhz,
+            clocks.limit_w,
+            read.memory.get("num_retried", 0),
+        )
+
+    @property
+    def num_queues(self) -> int:
+        """How many hardware queues streams share."""
+        value = self.environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
+        return int(value) if value.isdecimal() and int(value) else _QUEUES
+
+    @property
+    def is_at_power_limit(self) -> bool:
+        """Whether the GPU runs at its power limit, below its highest clock, for half of the time and more."""
+        if not self.powers_w or not self.limit_w:
+            return False
+        return median(self.powers_w) >= _AT_LIMIT * self.limit_w and median(self.clocks_mhz) < _AT_LIMIT * self.max_mhz

@@ -1,0 +1,228 @@
+"""`crossfade.record` and ``crossfade record`` without a GPU: what is written, and what the doctor says of it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.cuda._gpu_trace as gpu_trace  # noqa: E402
+from typer.testing import CliRunner  # noqa: E402
+
+import crossfade  # noqa: E402
+from crossfade.cli.main import app  # noqa: E402
+from crossfade.profile.recording.calls import CallLog  # noqa: E402
+from crossfade.profile.recording.machine import GpuSampler, environment  # noqa: E402
+from crossfade.profile.traces.record import Record  # noqa: E402
+from crossfade.profile.traces.roles import Role  # noqa: E402
+from tests.helpers.programs import environment as clean  # noqa: E402
+
+
+def contents(path: Path) -> dict[str, Any]:
+    trace: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    return trace
+
+
+def test_a_trace_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    before = after = 0
+    with crossfade.record(tmp_path / "made") as recording:
+        for number in range(3):
+            before = time.time_ns()
+            torch.ones(8) @ torch.ones(8, 8)
+            gpu_trace.EventRecordCallbacks.fire_callbacks(0xE0 + number, 0x50)
+            gpu_trace.EventWaitCallbacks.fire_callbacks(0xE0 + number, 0x51)
+            gpu_trace.StreamSynchronizationCallbacks.fire_callbacks(0x50)
+            after = time.time_ns()
+            recording.step()
+    gpu_trace.EventRecordCallbacks.fire_callbacks(0xFF, 0x50)  # nobody listens any more
+    assert recording.path == tmp_path / "made" / "rank0.json.gz"
+    trace = contents(recording.path)
+    record = Record.read(trace["crossfade"])
+    assert [entry.role for entry in record.entries] == [Role.RECORD, Role.WAIT_EVENT, Role.SYNC_STREAM] * 3
+    assert [entry.event for entry in record.entries[6:]] == [0xE2, 0xE2, 0]
+    assert {entry.thread for entry in record.entries} == {threading.get_native_id()}
+    assert before <= record.entries[-1].time_ns <= after
+    assert record.environment["NCCL_ALGO"] == "Ring"
+    steps = [event for event in trace["traceEvents"] if event.get("name", "").startswith("ProfilerStep#")]
+    assert len(steps) == 4
+    products = [
+        event
+        for event in trace["traceEvents"]
+        if event.get("name") == "aten::mv" or event.get("name") == "aten::matmul"
+    ]
+    last = max(event["ts"] for event in products) * 1e3 + trace["baseTimeNanoseconds"]
+    assert before - 20_000 <= last <= after, "the trace and the record have one clock"
+    assert products[0]["tid"] == threading.get_native_id()
+
+
+def test_the_doctor_says_that_there_is_no_gpu(tmp_path: Path) -> None:
+    with crossfade.record(tmp_path):
+        torch.ones(8) @ torch.ones(8, 8)
+    result = CliRunner().invoke(app, ["doctor", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "is a trace of the CPU alone" in result.stderr
+
+
+def test_the_trace_of_a_block_that_raises(tmp_path: Path) -> None:
+    recording = crossfade.record(tmp_path)
+
+    def fails() -> None:
+        with recording:
+            gpu_trace.EventRecordCallbacks.fire_callbacks(1, 2)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert recording.path is not None
+    assert len(contents(recording.path)["crossfade"]["calls"]) == 1
+
+
+def test_threads_have_their_own_numbers() -> None:
+    seen: list[int] = []
+    log = CallLog(seen.append)
+    log.open(gpu_trace)
+    thread = threading.Thread(target=log.event_synchronization, args=(7,))
+    log.event_record(7, 1)
+    thread.start()
+    thread.join()
+    log.close()
+    (_, own, *_), (role, other, _, event, stream) = log.entries
+    assert own != other
+    assert (role, event, stream) == (Role.SYNC_EVENT, 7, 0)
+    assert seen == [1, 0]
+
+
+def test_a_torch_without_a_registry() -> None:
+    log = CallLog(lambda _: None)
+    log.open(SimpleNamespace(EventRecordCallbacks=gpu_trace.EventRecordCallbacks))
+    gpu_trace.EventWaitCallbacks.fire_callbacks(1, 2)
+    gpu_trace.EventRecordCallbacks.fire_callbacks(1, 2)
+    log.close()
+    assert [entry[0] for entry in log.entries] == [Role.RECORD]
+
+
+class FakeNvml:
+    """A GPU whose clock falls with each reading; the third one fails."""
+
+    NVML_CLOCK_SM = 1
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, num: int) -> None:
+        self.left = num
+        self.is_failed = threading.Event()
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlShutdown(self) -> None: ...
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        return uuid
+
+    def nvmlDeviceGetMaxClockInfo(self, gpu: str, kind: int) -> int:
+        return 1980
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, gpu: str) -> int:
+        return 700_000
+
+    def nvmlDeviceGetPowerUsage(self, gpu: str) -> int:
+        return 699_000
+
+    def nvmlDeviceGetClockInfo(self, gpu: str, kind: int) -> int:
+        self.left -= 1
+        if self.left < 0:
+            self.is_failed.set()
+            raise self.NVMLError("lost")
+        return 1500
+
+
+def test_clocks_and_power(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml(2)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    sampler = GpuSampler()
+    sampler.open("GPU-1")
+    assert nvml.is_failed.wait(10)
+    sampler.close()
+    assert [sample[1:] for sample in sampler.samples] == [(1500, 699.0)] * 2
+    assert sampler.limits == {"max_mhz": 1980, "limit_w": 700.0}
+    assert sampler.missing == "NVML, after 2 samples: lost"
+    failing = GpuSampler()
+    failing.open("GPU-1")
+    failing.close()
+    assert failing.missing == "NVML: lost"
+
+
+def test_only_variables_that_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NCCL_DEBUG", "CUDA_DEVICE_MAX_CONNECTIONS", "MY_SECRET"):
+        monkeypatch.setenv(name, "1")
+    assert environment().items() >= {"NCCL_DEBUG": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}.items()
+    assert "MY_SECRET" not in environment()
+
+
+SCRIPT = """
+import sys, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(int(sys.argv[1])):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+print("name", __name__, sys.argv[2:])
+sys.exit(int(sys.argv[2]))
+"""
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    import subprocess
+
+    script = folder / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "crossfade", "record", "-o", str(folder / "out"), *arguments[:-2], str(script)]
+    done = subprocess.run(
+        [*command, *arguments[-2:]],
+        capture_output=True,
+        text=True,
+        env={**clean(), "RANK": "3", "WORLD_SIZE": "4", "PATH": os.environ["PATH"]},
+        timeout=90,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_some_steps_of_a_script(tmp_path: Path) -> None:
+    code, out, _ = run(tmp_path, "--skip", "2", "--steps", "3", "9", "0")
+    assert code == 0
+    path = tmp_path / "out" / "rank3.json.gz"
+    assert "name __main__ ['0']" in out
+    assert f"recorded: {path}" in out
+    trace = contents(path)
+    names = [event.get("name", "") for event in trace["traceEvents"]]
+    assert sum(name.startswith("Optimizer.step") for name in names) == 3
+    assert sum(name.startswith("ProfilerStep#") for name in names) == 3
+    assert (trace["crossfade"]["rank"], trace["crossfade"]["world_size"]) == (3, 4)
+
+
+def test_a_script_that_fails_or_ends_early(tmp_path: Path) -> None:
+    code, _, err = run(tmp_path, "--skip", "20", "9", "0")
+    assert code == 2
+    assert "ended after 9 steps of an optimizer, and 20 were to be skipped" in err
+    code, _, _ = run(tmp_path, "2", "7")
+    assert code == 7
+    assert (tmp_path / "out" / "rank3.json.gz").exists(), "what was recorded until then"
+
+
+def test_no_script(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["record", str(tmp_path / "none.py")])
+    assert result.exit_code == 2
+    assert "there is no file" in result.stderr

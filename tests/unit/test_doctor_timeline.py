@@ -1,0 +1,48 @@
+"""The doctor's timelines are `crossfade.Timeline`s, with the doctor's own figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import crossfade
+from crossfade.profile.doctor.diagnosis import diagnose
+from crossfade.profile.doctor.metrics import rank_metrics
+from crossfade.profile.doctor.timeline import after, one_step, seen
+from crossfade.profile.traces.reader import read_traces
+from tests.helpers.gpu_traces import Machine, Rank
+
+
+def program(rank: Rank) -> None:
+    for _ in range(4):
+        for _ in range(3):
+            rank.kernel(200)
+            rank.all_reduce(100, 1 << 20)()
+        rank.item()
+
+
+def test_figures_of_a_timeline(tmp_path: Path) -> None:
+    report = diagnose(read_traces(Machine(program, 2).save(tmp_path)))
+    timeline = seen(report.traced)
+    assert isinstance(timeline, crossfade.Timeline)
+    assert timeline.actors == ("rank 0", "rank 1")
+    for row in rank_metrics(report.traced):
+        assert timeline.compute_us(row.label) == pytest.approx(row.compute_us)
+        assert timeline.communicate_us(row.label) == pytest.approx(row.communicate_us + row.copy_us, rel=0.01)
+        assert timeline.wait_us(row.label) > 0
+    assert {span.execution for span in timeline.spans} == set(range(report.traced.program.num_steps))
+
+
+def test_the_replay_without_change_is_the_trace(tmp_path: Path) -> None:
+    report = diagnose(read_traces(Machine(program, 2).save(tmp_path)))
+    replayed = after(report.traced, report.traced.program)
+    assert replayed is not None
+    assert replayed.makespan_us == pytest.approx(seen(report.traced).makespan_us, rel=0.01)
+
+
+def test_one_step_is_as_long_as_the_doctor_says(tmp_path: Path) -> None:
+    report = diagnose(read_traces(Machine(program, 2).save(tmp_path)))
+    now, *_ = one_step(report)
+    assert now.makespan_us == pytest.approx(report.step_us, rel=0.05)
+    assert now.spans[0].start_us >= 0.0

@@ -1,0 +1,179 @@
+"""What `crossfade.record` adds to a trace: which event a call waits for, on which stream; queues and power."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crossfade.profile.doctor.diagnosis import diagnose
+from crossfade.profile.doctor.view import Cause
+from crossfade.profile.traces.events import Activity
+from crossfade.profile.traces.launches import host_order
+from crossfade.profile.traces.reader import read_trace, read_traces
+from crossfade.profile.traces.record import Record
+from crossfade.profile.traces.waits import Waits, waits_of
+from tests.helpers.gpu_traces import Machine, Rank
+
+
+def waits(program: Callable[[Rank], None], folder: Path, *, has_record: bool) -> tuple[Waits, dict[str, Activity]]:
+    """What is found, and the activities by name; the n-th collective is ``sum n``."""
+    trace = read_trace(Machine(program, has_record=has_record).save(folder)[0])
+    names, num = {}, 0
+    for activity in trace.activities:
+        is_sum = activity.name.startswith("nccl")
+        names[f"sum {num}" if is_sum else activity.name] = activity
+        num += is_sum
+    return waits_of(trace, host_order(trace)), names
+
+
+def waits_in_another_order(rank: Rank) -> None:
+    for _ in range(3):
+        rank.kernel(20, "before")
+    first = rank.all_reduce(30, 1 << 20)
+    second = rank.all_reduce(30, 1 << 20)
+    rank.kernel(400, "long")
+    second()
+    rank.kernel(20, "needs the second")
+    first()
+    rank.kernel(20, "needs the first")
+
+
+def test_a_wait_that_does_not_bind_belongs_to_its_event(tmp_path: Path) -> None:
+    found, names = waits(waits_in_another_order, tmp_path, has_record=True)
+    assert found.events[names["needs the second"]] == [names["sum 1"]]
+    assert found.events[names["needs the first"]] == [names["sum 0"]]
+    assert all(found.is_on_own_stream[names[f"sum {n}"]] for n in range(2))
+    assert found.waited_at[names["sum 1"]].start_us < found.waited_at[names["sum 0"]].start_us
+    guessed, names = waits(waits_in_another_order, tmp_path, has_record=False)
+    assert guessed.events[names["needs the second"]] == [names["sum 0"]], "the oldest is guessed without a record"
+
+
+def three_streams(rank: Rank) -> None:
+    for _ in range(2):
+        for stream, name in ((7, "a"), (8, "b"), (9, "c")):
+            rank.stream = stream
+            rank.kernel(10 * stream, name)
+    for stream in (7, 8):  # the third one waits for both, then launches
+        rank.stream = 9
+        rank.wait_stream(stream)
+    rank.kernel(10, "joined")
+
+
+def test_several_waits_in_a_row(tmp_path: Path) -> None:
+    found, names = waits(three_streams, tmp_path, has_record=True)
+    assert set(found.events[names["joined"]]) == {names["a"], names["b"]}
+
+
+def test_streams_by_cuda_sync_events(tmp_path: Path) -> None:
+    """Without CUPTI's numbers: what a synchronisation event says of a stream counts more than what is launched nearby."""
+
+    def program(rank: Rank) -> None:
+        rank.kernel(50, "a")
+        rank.stream = 8
+        rank.wait_stream(7)
+        rank.stream = 9
+        rank.kernel(10, "c")  # what the thread launches next is on another stream than the one that waits
+        rank.stream = 8
+        rank.kernel(10, "b")
+
+    path = Machine(program, has_record=True).save(tmp_path)[0]
+    trace = json.loads(path.read_text())
+    (wait,) = (event for event in trace["traceEvents"] if event["name"] == "cudaStreamWaitEvent")
+    sync = {**wait, "cat": "cuda_sync", "name": "Stream Wait Event", "args": {**wait["args"], "stream": 8}}
+    trace["traceEvents"].append(sync)
+    del trace["crossfade"]["streams"]
+    path.write_text(json.dumps(trace))
+    read = read_trace(path)
+    names = {activity.name: activity for activity in read.activities}
+    assert waits_of(read, host_order(read)).events == {names["b"]: [names["a"]]}
+
+
+@pytest.mark.parametrize(
+    "contents", [{"version": 2}, {"version": 1, "calls": [[99, 1, 1, 1, 1]]}, {"version": 1, "calls": [1]}, [], "x"]
+)
+def test_a_record_that_cannot_be_read_is_a_note(tmp_path: Path, contents: Any) -> None:
+    path = Machine(three_streams).save(tmp_path)[0]
+    path.write_text(json.dumps({"crossfade": contents, **json.loads(path.read_text())}))
+    trace = read_trace(path)
+    assert trace.record is None
+    assert "the record in it" in trace.notes[0]
+    assert len(trace.activities) == 7
+
+
+def test_queues_and_power() -> None:
+    record = Record.read({"version": 1})
+    assert (record.num_queues, record.is_at_power_limit) == (8, False)
+    samples = [[0, 1500, 695.0], [1, 1400, 698.0], [2, 1980, 300.0]]
+    clocks = {"samples": samples, "max_mhz": 1980, "limit_w": 700.0}
+    record = Record.read({"version": 1, "environment": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, "clocks": clocks})
+    assert (record.num_queues, record.is_at_power_limit) == (1, True)
+    cool = {**clocks, "samples": [[0, 1980, 695.0]]}  # much power at the highest clock is no limit
+    assert not Record.read({"version": 1, "clocks": cool}).is_at_power_limit
+
+
+def one_queue(rank: Rank) -> None:
+    """A stream waits for a long kernel, and work of a third stream is launched behind it."""
+    for _ in range(6):
+        for _ in range(6):
+            rank.stream = 7
+            rank.kernel(300, "long", 40)
+            rank.stream = 8
+            rank.wait_stream(7)
+            rank.kernel(20, "waits", 40)
+            rank.stream = 9
+            rank.kernel(250, "free", 40)
+            rank.stream = 7
+            rank.wait_stream(9)
+        rank.kernel(30, "end", 40)
+
+
+def test_hardware_queues_are_told_with_a_record_only(tmp_path: Path) -> None:
+    environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    machine = Machine(one_queue, environment=environment, has_record=True)
+    report = diagnose(read_traces(machine.save(tmp_path)))
+    found = [one for one in report.diagnoses if not one.is_remark]
+    assert found[0].finding.cause == Cause.QUEUES
+    gain = 1 - Machine(one_queue).length_us / machine.length_us
+    assert gain > 0.2
+    assert found[0].gain.likely == pytest.approx(gain, abs=0.1)
+    plain = diagnose(read_traces(Machine(one_queue, environment=environment).save(tmp_path)))
+    assert Cause.QUEUES not in [one.finding.cause for one in plain.diagnoses]
+    healthy = diagnose(read_traces(Machine(one_queue, has_record=True).save(tmp_path)))
+    assert Cause.QUEUES not in [one.finding.cause for one in healthy.diagnoses]
+
+
+def test_what_is_said_of_the_machine(tmp_path: Path) -> None:
+    path = Machine(one_queue, has_record=True).save(tmp_path)[0]
+    trace = json.loads(path.read_text())
+    trace["crossfade"]["clocks"] = {"samples": [[0, 1400, 699.0]], "max_mhz": 1980, "limit_w": 700.0}
+    trace["crossfade"]["memory"] = {"num_allocated": 9, "num_retried": 3}
+    trace["crossfade"]["environment"] = {"CUDA_LAUNCH_BLOCKING": "1"}
+    path.write_text(json.dumps(trace))
+    power, memory, blocking = diagnose(read_traces([path])).observed
+    assert "at its power limit (699 of 700 W, at 1,400 of 1,980 MHz)" in power
+    assert "freed its cache 3 times" in memory
+    assert "CUDA_LAUNCH_BLOCKING" in blocking
+
+
+@pytest.mark.parametrize("is_pageable", [True, False])
+def test_only_copies_of_pageable_memory_hold_the_host(tmp_path: Path, is_pageable: bool) -> None:
+    """On an idle stream a copy starts while its call still runs, whatever it copies."""
+
+    def program(rank: Rank) -> None:
+        for _ in range(3):
+            rank.kernel(20)
+            rank.copy(60, 1 << 20, is_pageable=is_pageable)
+
+    path = Machine(program).save(tmp_path)[0]
+    trace = json.loads(path.read_text())
+    for event in trace["traceEvents"]:
+        if event["name"] == "cudaMemcpyAsync":
+            event["dur"] = max(event["dur"], 90.0)
+    path.write_text(json.dumps(trace))
+    read = read_trace(path)
+    returns = waits_of(read, host_order(read)).returns
+    assert bool(returns) == is_pageable
