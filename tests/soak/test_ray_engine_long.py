@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from typing import Any
 
 import pytest
@@ -16,12 +17,12 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install crossfade[ray]"
 )
 
-_NUM_CUTS = 20
+_NUM_KILLS, _NUM_CUTS = int(os.environ.get("KILLS", "100")), int(os.environ.get("CUTS", "20"))
 
 
 @pytest.mark.parametrize("name", LONG)
 def test_long_case(name: str) -> None:
-    ran = ray_program("-m", "tests.helpers.ray_cases", name, timeout_s=900)
+    ran = ray_program("-m", "tests.helpers.ray_cases", name, timeout_s=1800, KILLS=str(_NUM_KILLS))
     lines = [line for line in ran.stdout.splitlines() if line.startswith('{"')]
     assert lines, ran.stdout[-3000:] + ran.stderr[-3000:]
     said: dict[str, str] = json.loads(lines[-1])
