@@ -24,6 +24,7 @@ __all__ = [
     "LinkKind",
     "Network",
     "Placement",
+    "Places",
     "Rule",
     "check_figure",
     "groups_from_data",
@@ -31,6 +32,15 @@ __all__ = [
 ]
 
 MOST_HOSTS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the parties of a graph are."""
+
+    hosts: Mapping[str, str] = field(default_factory=dict)  # the host of each party
+    gpus: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # indices of the GPUs of the actors that have any
+
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
 _HINT = "docs/clusters.md describes the file of a cluster"

@@ -20,10 +20,10 @@ import pytest
 
 import crossfade
 from crossfade.types import DRIVER
-from tests.helpers import ray_deaths, ray_taken_over
+from tests.helpers import ray_deaths, ray_gpus, ray_taken_over
 from tests.helpers.ray_world import CASES, LONG, Worker, World, case, long
 
-__all__ = ["CASES", "LONG", "ray_deaths", "ray_taken_over"]
+__all__ = ["CASES", "LONG", "ray_deaths", "ray_gpus", "ray_taken_over"]
 
 
 @case
@@ -196,27 +196,49 @@ def _check(each: tuple[Any, Any], makers: list[Callable[[list[Any]], Any]]) -> N
         np.testing.assert_array_equal(one, other)
 
 
-@long
-def collectives_are_done_within_a_host(world: World) -> None:
+@case
+def collectives_reduce_gather_and_scatter_within_a_host_and_between_two(world: World) -> None:
+    """By gloo: the tensors of actors without a GPU."""
     import torch
-    from ray.dag import InputNode, MultiOutputNode
-    from ray.experimental.collective import allreduce
 
-    actors = [world.far(), world.far(1)]
+    for actors in ([world.far(), world.far(1)], [world.near(), world.far(), world.far(1)]):
+        number = len(actors)
+        with crossfade.InputNode() as inp:
+            values = [actor.add.bind(inp) for actor in actors]
+            dag = crossfade.MultiOutputNode(
+                [
+                    *crossfade.collective.allreduce.bind(values),
+                    *crossfade.collective.allgather.bind(values),
+                    *crossfade.collective.reducescatter.bind(values),
+                ]
+            )
+        with dag.compile() as graph:
+            assert {spec.transport for spec in graph.plan.collectives} == {"gloo"}
+            for start in range(4):
+                got = crossfade.get(graph.execute(torch.arange(start, start + 6.0)))
+                brought = [torch.arange(start, start + 6.0) + (actor is actors[-1]) for actor in actors]
+                total = torch.stack(brought).sum(0)
+                assert all(each.equal(total) for each in got[:number])
+                assert all(each.equal(torch.stack(brought).view(-1)) for each in got[number : 2 * number])
+                assert torch.cat(got[2 * number :]).equal(total)
+
+
+@case
+def a_failure_before_a_collective_between_hosts_is_the_result_of_all(world: World) -> None:
+    import torch
+
+    near, far = world.near(), world.far()
     with crossfade.InputNode() as inp:
-        reduced = crossfade.collective.allreduce.bind([actor.same.bind(inp) for actor in actors])
-        dag = crossfade.MultiOutputNode(reduced)
+        values = [near.fail.bind(inp.x), far.same.bind(inp.y)]
+        dag = crossfade.MultiOutputNode(crossfade.collective.allreduce.bind(values))
     with dag.compile() as graph:
-        for got in crossfade.get(graph.execute(torch.ones(4))):
-            assert got.tolist() == [2.0] * 4
-    plain = [world.rays(1), world.rays(2)]
-    with InputNode() as inp:
-        reduced = allreduce.bind([actor.same.bind(inp) for actor in plain])
-        theirs = MultiOutputNode(reduced)
-    graph = crossfade.compile(theirs)
-    for got in world.ray.get(graph.execute(torch.ones(3))):
-        assert got.tolist() == [2.0] * 3
-    graph.teardown()
+        for x in (torch.ones(1), torch.full((1,), 3.0), torch.ones(1)):
+            for reference in graph.execute(x=x, y=torch.ones(1)):
+                if x == 3:
+                    with pytest.raises(ValueError, match="three"):
+                        reference.get()
+                else:
+                    assert reference.get().tolist() == [2.0]
 
 
 def main(names: list[str]) -> None:

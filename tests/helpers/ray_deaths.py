@@ -67,6 +67,26 @@ def a_node_thatdies_takes_its_actors_along_and_no_others(world: World) -> None:
         assert graph.execute(1).get() == 3
 
 
+@case
+def an_actor_that_dies_in_a_collective_is_named_and_others_go_on(world: World) -> None:
+    import torch
+
+    for make in (world.near_victim, world.far_victim):
+        victim, others = make(), [world.near(2), world.far(2)]
+        pid = crossfade.get(victim.pid.remote())
+        with crossfade.InputNode() as inp:
+            values = [actor.add.bind(inp) for actor in (victim, *others)]
+            graph = crossfade.MultiOutputNode(crossfade.collective.allreduce.bind(values)).compile()
+        assert [got.tolist() for got in crossfade.get(graph.execute(torch.zeros(2)))] == [[5.0, 5.0]] * 3
+        os.kill(pid, 9)
+        dies(lambda graph=graph: crossfade.get(graph.execute(torch.zeros(2))), victim._info.id, within_s=6.0)  # type: ignore[misc]
+        graph.teardown()
+        with crossfade.InputNode() as inp:
+            values = [actor.add.bind(inp) for actor in others]
+            with crossfade.MultiOutputNode(crossfade.collective.allreduce.bind(values)).compile() as graph:
+                assert [got.tolist() for got in crossfade.get(graph.execute(torch.zeros(2)))] == [[4.0, 4.0]] * 2
+
+
 @long
 def a_killed_driver_leaves_no_actor(world: World) -> None:
     """Another driver of the same cluster, with an actor on each node."""

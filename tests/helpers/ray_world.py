@@ -80,7 +80,9 @@ class World:
         from ray.cluster_utils import Cluster
 
         self.ray = ray
-        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+        self.cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 4, "num_gpus": 2, "include_dashboard": False}
+        )
         self.nodes: list[Any] = []
         self.actors: dict[tuple[str, int], Any] = {}
         self.add_node()
@@ -88,12 +90,17 @@ class World:
         self.own = ray.get_runtime_context().get_node_id()
 
     def add_node(self) -> None:
-        self.nodes.append(self.cluster.add_node(num_cpus=4))
+        self.nodes.append(self.cluster.add_node(num_cpus=4, num_gpus=2))
 
     def at(self, node: str) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         return NodeAffinitySchedulingStrategy(node, soft=False)
+
+    def make(self, cls: Any, *args: Any, is_far: bool, **options: Any) -> Any:
+        """An actor of this class."""
+        node = self.nodes[0].node_id if is_far else self.own
+        return crossfade.remote(cls).options(scheduling_strategy=self.at(node), **options).remote(*args)
 
     def _new(self, node: str, offset: int, **options: Any) -> Any:
         return crossfade.remote(Worker).options(scheduling_strategy=self.at(node), **options).remote(offset)

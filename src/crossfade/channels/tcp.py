@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from crossfade.channels.landing import Landing
 from crossfade.channels.protocol import EMPTY, ChannelStatistics
 from crossfade.channels.ring_layout import BYTES, INLINE_BYTES, PICKLE, SLOT_BYTES, SLOT_MESSAGE
 from crossfade.channels.shm_reader import ShmReader
 from crossfade.channels.values.codec import PLAIN_TYPES, message_of, prepare
+from crossfade.channels.values.layout import Encoded, Pickled, encode
 from crossfade.channels.wire import Wire, padded
 from crossfade.errors import ChannelBroken, ChannelClosed
 
@@ -44,7 +45,9 @@ class TcpWriter:
         self._num_given = depth  # tokens, ever; changed by whoever receives
         self._num_taken = 0  # changed by the writer's thread
         self._reason = ""
-        self._is_closed = False
+        self.is_closed = False
+        self._has_left = False
+        self._staged: bytes | Encoded = b""
         self._num_values = 0
         self._num_bytes = 0
         wire.add_writer(channel, self)
@@ -56,22 +59,36 @@ class TcpWriter:
     def try_write(self, value: object) -> bool:
         if not self.has_room():
             return False
-        parts: list[bytes | memoryview]
         if type(value) is bytes:
-            kind, parts, size = BYTES if len(value) <= INLINE_BYTES else SLOT_BYTES, [value], len(value)
+            self._send(BYTES if len(value) <= INLINE_BYTES else SLOT_BYTES, [value], len(value))
         else:
             data = pickle.dumps(value, 5) if type(value) in PLAIN_TYPES else prepare(value)
-            if isinstance(data, bytes) and len(data) <= INLINE_BYTES:
-                kind, parts, size = PICKLE, [data], len(data)
-            else:
-                message = message_of(value) if isinstance(data, bytes) else data
-                kind, parts, size = SLOT_MESSAGE, padded(message), message.size_bytes
+            is_long = isinstance(data, bytes) and len(data) > INLINE_BYTES
+            self._send_message(message_of(value) if is_long else data)
+        return True
+
+    def stage(self, message: bytes | Encoded) -> None:
+        """The next value's pickle, or its message. Nothing is sent before `publish`. There must be room."""
+        self._staged = (
+            encode(Pickled(message, ())) if isinstance(message, bytes) and len(message) > INLINE_BYTES else message
+        )
+
+    def publish(self) -> None:
+        """Sends what is staged."""
+        self._send_message(self._staged)
+
+    def _send_message(self, message: bytes | Encoded) -> None:
+        if isinstance(message, bytes):
+            self._send(PICKLE, [message], len(message))
+        else:
+            self._send(SLOT_MESSAGE, padded(message), message.size_bytes)
+
+    def _send(self, kind: int, parts: Sequence[bytes | memoryview], size: int) -> None:
         self._num_taken += 1
         self._wire.send(self._channel, kind, parts, size)
         self._num_values += 1
         if size > INLINE_BYTES:
             self._num_bytes += size
-        return True
 
     def has_room(self) -> bool:
         self._raise_if_ended()
@@ -81,7 +98,7 @@ class TcpWriter:
         return self._num_given > self._num_taken
 
     def _raise_if_ended(self) -> None:
-        if self._is_closed:
+        if self.is_closed:
             raise ChannelClosed(f"channel {self.name} was closed by this side")
         if self._reason or self._wire.fault:
             raise ChannelBroken(f"channel {self.name} is broken: {self._reason or self._wire.fault}")
@@ -93,10 +110,17 @@ class TcpWriter:
     def break_off(self, reason: str) -> None:
         self._reason = self._reason or reason
 
-    def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
+    def end(self) -> None:
+        """Once nothing is written any more: the readers hear that no more values come. Idempotent."""
+        if not self._has_left:
+            self._has_left = True
             self._wire.send_end(self._channel)
+
+    leave = end
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.end()
 
     def statistics(self) -> ChannelStatistics:
         return ChannelStatistics(self._num_values, self._num_bytes)

@@ -30,9 +30,9 @@ class Wires:
         self._fence = full_fence()
         self._is_closed = False
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        for wire in self.all:
-            wire.wants_room = self._wake
         self._thread = threading.Thread(target=self._look_after, name="crossfade-wires", daemon=True)
+        for wire in self.all:
+            wire.wants_room = self._wake  # a wire that connects just now may call it at once
         self._thread.start()
 
     def _wake(self) -> None:

@@ -12,12 +12,13 @@ a graph that is taken over, get a daemon thread that serves beside Ray's (`cross
 from __future__ import annotations
 
 import inspect
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from crossfade.engines import control
@@ -25,6 +26,7 @@ from crossfade.engines.admission import Admission, come_in
 from crossfade.engines.agent import Agent
 from crossfade.engines.far import FarHost, FarProcess, Told
 from crossfade.engines.local import LocalEngine
+from crossfade.engines.protocol import Places
 from crossfade.engines.serving import exit_with, serve
 from crossfade.errors import ActorDiedError, ActorError, ActorStartError, MissingDependency
 from crossfade.host.doorbell import DEFAULT_SPIN_US
@@ -36,6 +38,7 @@ __all__ = ["RayEngine", "Where", "is_running", "start_ray"]
 
 _ADMISSION_S = 60.0
 _RESTART_LOOK_S = 0.2
+_MASK = "CUDA_VISIBLE_DEVICES"
 _PASSED_ON = (
     "num_cpus",
     "num_gpus",
@@ -60,14 +63,20 @@ class Where:
     node: str  # Ray's id of the node
     address: str  # the node's IP address
     coroutines: frozenset[str] = frozenset()  # names of the actor's methods that are declared with ``async def``
-    num_gpus: int = 0  # GPUs that Ray has given it
+    gpus: tuple[int, ...] = ()  # indices of the GPUs that Ray has given it, as its process counts them
 
 
 class _Served:
     """The class of the Ray actors that run ``@crossfade.remote`` classes."""
 
     def crossfade_where(self) -> Where:
-        return _where(self)
+        """Asked first of all, before anything has started CUDA here: all GPUs of the host are to be seen, as by local actors, since
+        memory of a GPU that is not seen cannot be opened.
+        """
+        where = _where(self)
+        if os.environ.get(_MASK):
+            del os.environ[_MASK]
+        return where
 
     def crossfade_serve(self, path: str, key: bytes, spin_us: float) -> None:
         """Holds the main thread until the actor is to stop, which ends the process."""
@@ -102,7 +111,8 @@ def _where(instance: object) -> Where:
 
     context = ray.get_runtime_context()
     names = [name for name in dir(type(instance)) if inspect.iscoroutinefunction(getattr(type(instance), name))]
-    return Where(context.get_node_id(), ray.util.get_node_ip_address(), frozenset(names), len(ray.get_gpu_ids()))
+    ids = [str(each) for each in ray.get_gpu_ids()]
+    return Where(context.get_node_id(), ray.util.get_node_ip_address(), frozenset(names), tuple(sorted(map(int, ids))))
 
 
 def _serve_beside(instance: object, path: str, key: bytes, spin_us: float) -> None:
@@ -200,6 +210,8 @@ class RayEngine(LocalEngine):
             launched, future = placed
             try:
                 launched.where = future.result()
+                if not launched.is_borrowed:
+                    launched.first = replace(launched.first, gpus=launched.where.gpus)
                 self._take_on(launched)
             except BaseException as error:
                 if launched.can_restart and _is_restarting(error) and not self.processes.is_closed:
@@ -267,10 +279,11 @@ class RayEngine(LocalEngine):
         """A host is gone; the next actor on its node needs another agent."""
         self.processes.far_hosts.pop(host.name, None)
 
-    def hosts(self, actors: Sequence[str]) -> Mapping[str, str]:
-        found = {DRIVER: self._hosts[self._own.node]}
-        found |= {actor: self._hosts[self.where(actor).node] for actor in actors}
-        return found if len(set(found.values())) > 1 else {}
+    def places(self, actors: Sequence[str]) -> Places:
+        hosts = {DRIVER: self._hosts[self._own.node]}
+        hosts |= {actor: self._hosts[self.where(actor).node] for actor in actors}
+        gpus = {actor: launched.first.gpus for actor in actors if (launched := self._launched[actor]).first.gpus}
+        return Places(hosts if len(set(hosts.values())) > 1 else {}, gpus)
 
     def _settle(self, actor: str) -> None:
         """Waits until an actor has come, also one that Ray is restarting. An `ActorError` if it does not."""

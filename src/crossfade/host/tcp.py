@@ -23,7 +23,7 @@ from typing import Any
 
 from crossfade.errors import DeviceError
 
-__all__ = ["PROMPT", "Meeting", "Stream", "meet", "open_streams", "own_address"]
+__all__ = ["PROMPT", "Meeting", "Stream", "interface_of", "meet", "open_streams", "own_address"]
 
 _KEY_BITS = 62
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
@@ -122,6 +122,17 @@ def own_address() -> str:
             probe.connect((master, 1))  # sends nothing
             return str(probe.getsockname()[0])
     return socket.gethostbyname(socket.gethostname())
+
+
+def interface_of(address: str) -> str:
+    """The name of the network interface that has this IPv4 address. An OSError if none has it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # it has no IPv4 address
+                asked = struct.pack("256s", name.encode()[:15])
+                if socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _GET_ADDRESS, asked)[20:24]) == address:
+                    return name
+    raise OSError(f"no network interface has the address {address}")
 
 
 def open_streams(
