@@ -18,7 +18,8 @@ from crossfade.host.semaphore import full_fence
 
 __all__ = ["Wires"]
 
-_PATIENCE_S = 0.0005
+_PATIENCE_S, _MOST_PATIENCE_S = 0.0005, 0.004
+"""How long it leaves a connection to the party, twice as long each time: once woken it takes the interpreter from the party."""
 
 
 class Wires:
@@ -47,6 +48,7 @@ class Wires:
         poller = select.poll()
         poller.register(self._wake_fd, select.POLLIN)
         watched: dict[int, tuple[Wire, int]] = {}
+        patience_s = _PATIENCE_S
         while not self._is_closed:
             for wire in self.all:
                 wanted = (
@@ -65,8 +67,10 @@ class Wires:
                 os.eventfd_read(self._wake_fd)
             ours = [watched[fd][0] for fd in ready if fd in watched]
             if ours and all(wire.is_attended and not wire.has_unsent for wire in ours):
-                time.sleep(_PATIENCE_S)  # the party does it
+                time.sleep(patience_s)  # the party does it
+                patience_s = min(2 * patience_s, _MOST_PATIENCE_S)
                 continue
+            patience_s = _PATIENCE_S
             if any([wire.pump() for wire in ours]):
                 self._fence()
                 self._bell.ring_if_asleep()

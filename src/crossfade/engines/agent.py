@@ -111,6 +111,8 @@ class Agent:
                 self._tell(errands.Clock(number, time.monotonic_ns()))
             case errands.Look():
                 self._in_thread(self._look, errand)
+            case errands.AskEnds():
+                self._in_thread(self._tell_ends, errand)
 
     def _in_thread(self, function: Callable[[Any], None], errand: Any) -> None:
         threading.Thread(target=function, args=(errand,), name="crossfade-errand", daemon=True).start()
@@ -141,6 +143,11 @@ class Agent:
 
     def _look(self, errand: errands.Look) -> None:
         self._tell(errands.Seen(errand.number, tuple(self._processes.look(errand.timeout_s / 2))))
+
+    def _tell_ends(self, errand: errands.AskEnds) -> None:
+        self._processes.hear()
+        self._processes.bury_ending(list(self._processes.living))
+        self._tell(errands.EndsTold(errand.number))
 
     # What its actors have to say
 
