@@ -15,6 +15,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,7 +90,7 @@ def _measure(
     }
     for row, (used, method, value, number) in rows.items():
         call, teardown = compiled(used, method)
-        figures[row][column].append(median_us(lambda call=call, value=value: call(value), number, NUM_WARM))  # type: ignore[misc]
+        figures[row][column].append(median_us(partial(call, value), number, NUM_WARM))
         teardown()
 
 

@@ -50,8 +50,7 @@ _Data = TypeVar("_Data", bound="GpuLink | Network | HostGroup | Placement")
 
 def check_figure(name: str, figure: object, least: float = 0.0) -> None:
     """Refuses what is no finite number of at least ``least`` (ValueError)."""
-    is_number = isinstance(figure, int | float) and not isinstance(figure, bool)
-    if not is_number or not math.isfinite(figure) or figure < least:  # type: ignore[arg-type, operator]
+    if isinstance(figure, bool) or not isinstance(figure, int | float) or not math.isfinite(figure) or figure < least:
         least_text = f"at least {least:g}" if least >= 1 else "not negative" if least == 0 else "more than 0"
         raise ValueError(f"{name} is {figure!r}\nhint: figures are finite and {least_text}")
 

@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -168,7 +169,7 @@ def run_random_graphs(world: World, number: int, seed: int) -> None:
             for _ in range(random.randint(2, 12)):
                 who, left, right = random.randrange(4), random.randrange(len(nodes)), random.randrange(len(nodes))
                 nodes.append(actors[who].both.bind(nodes[left], nodes[right]))
-                makers.append(lambda made, who=who, left=left, right=right: here[who].both(made[left], made[right]))  # type: ignore[misc]
+                makers.append(partial(_made_by, here[who], left, right))
             dag = crossfade.MultiOutputNode(nodes[1:])
         with dag.compile(max_inflight=random.choice((1, 2, 10)), overlap=random.random() < 0.5) as graph:
             values = [np.full(random.choice((1, 100, 40_000)), k) for k in range(4)]
@@ -184,6 +185,10 @@ def run_random_graphs(world: World, number: int, seed: int) -> None:
 @long
 def five_hundred_random_graphs(world: World) -> None:
     run_random_graphs(world, 500, seed=int(os.environ.get("SEED", "1")))
+
+
+def _made_by(worker: Worker, left: int, right: int, made: list[Any]) -> Any:
+    return worker.both(made[left], made[right])
 
 
 def _check(each: tuple[Any, Any], makers: list[Callable[[list[Any]], Any]]) -> None:

@@ -8,14 +8,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
 import numpy as np
+import pytest
 
 import crossfade
+from crossfade.errors import ActorDiedError, ActorError
 from tests.helpers.programs import started
-from tests.helpers.ray_world import World, await_ends, case, dies, long
+from tests.helpers.ray_world import World, await_ends, case, dies, long, run
 
 
 @case
@@ -28,7 +31,7 @@ def a_dead_actor_is_named_with_its_node_and_others_go_on(world: World) -> None:
         host = graph.plan.hosts.get(victim._info.id, "")
         assert graph.execute(1).get() == 4
         os.kill(pid, 9)
-        dies(lambda graph=graph: graph.execute(1).get(), victim._info.id, host, within_s=3.0)  # type: ignore[misc]
+        dies(partial(run, graph), victim._info.id, host, within_s=3.0)
         graph.teardown()
         assert crossfade.get(other.add.remote(1)) == 3
         with crossfade.InputNode() as inp:
@@ -46,14 +49,14 @@ def a_restarted_actor_can_be_compiled_again(world: World) -> None:
         graph = dag.compile()
         assert graph.execute(1).get() == 4
         os.kill(crossfade.get(victim.pid.remote()), 9)
-        dies(lambda graph=graph: graph.execute(1).get(), victim._info.id, within_s=3.0)  # type: ignore[misc]
+        dies(partial(run, graph), victim._info.id, within_s=3.0)
         graph.teardown()
     with dag.compile() as graph:
         assert graph.execute(1).get() == 4
 
 
 @long
-def a_node_thatdies_takes_its_actors_along_and_no_others(world: World) -> None:
+def a_node_that_dies_takes_its_actors_along_and_no_others(world: World) -> None:
     world.add_node()
     victim, other = world.far_victim(-1), world.far(2)
     with crossfade.InputNode() as inp:
@@ -61,10 +64,25 @@ def a_node_thatdies_takes_its_actors_along_and_no_others(world: World) -> None:
     host = graph.plan.hosts[victim._info.id]
     assert graph.execute(1).get() == 4
     world.cluster.remove_node(world.nodes.pop(), allow_graceful=False)
-    dies(lambda: graph.execute(1).get(), victim._info.id, host, within_s=8.0)
+    dies(partial(run, graph), victim._info.id, host, within_s=8.0)
     graph.teardown()
     with crossfade.InputNode() as inp, other.add.bind(inp).compile() as graph:
         assert graph.execute(1).get() == 3
+
+
+@case
+def a_connection_that_breaks_between_the_living_is_told_at_once(world: World) -> None:
+    """The agents say that nobody has died: nothing is waited for."""
+    near, far = world.near(2), world.far(2)
+    with crossfade.InputNode() as inp:
+        graph = near.add.bind(far.break_wires.bind(near.add.bind(inp))).compile()
+    start = time.monotonic()
+    with pytest.raises(ActorError, match="cannot go on with the graph") as caught:
+        graph.execute(1).get()
+    assert not isinstance(caught.value, ActorDiedError)
+    assert time.monotonic() - start < 1.5
+    graph.teardown()
+    assert crossfade.get([near.add.remote(1), far.add.remote(1)]) == [3, 3]
 
 
 @case
@@ -79,7 +97,7 @@ def an_actor_that_dies_in_a_collective_is_named_and_others_go_on(world: World) -
             graph = crossfade.MultiOutputNode(crossfade.collective.allreduce.bind(values)).compile()
         assert [got.tolist() for got in crossfade.get(graph.execute(torch.zeros(2)))] == [[5.0, 5.0]] * 3
         os.kill(pid, 9)
-        dies(lambda graph=graph: crossfade.get(graph.execute(torch.zeros(2))), victim._info.id, within_s=6.0)  # type: ignore[misc]
+        dies(partial(run, graph, torch.zeros(2)), victim._info.id, within_s=6.0)
         graph.teardown()
         with crossfade.InputNode() as inp:
             values = [actor.add.bind(inp) for actor in others]
@@ -134,7 +152,7 @@ def actors_workers_and_nodes_that_are_killed(world: World) -> None:
         references = [graph.execute(np.full(random.choice((1, 100_000)), number)) for _ in range(random.randint(0, 5))]
         _KILLS_BY_KIND[kind](world, victim, pid)
         start = time.monotonic()
-        dies(lambda graph=graph: graph.execute(1).get(), victim._info.id, within_s=8.0)  # type: ignore[misc]
+        dies(partial(run, graph), victim._info.id, within_s=8.0)
         slowest_s[kind] = max(slowest_s[kind], time.monotonic() - start)
         graph.teardown()
         await_ends([pid], within_s=5.0)

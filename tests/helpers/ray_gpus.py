@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 import crossfade
 from tests.helpers import copy_graphs
-from tests.helpers.ray_world import World, case, dies
+from tests.helpers.ray_world import World, case, dies, run
 
 
 class Worker(copy_graphs.Worker):
@@ -70,7 +71,7 @@ def tensors_of_gpus_go_between_hosts_by_nccl(world: World) -> None:
     graph = dag.compile()
     _check(5, graph.execute(5))
     os.kill(crossfade.get(victim.pid.remote()), 9)
-    dies(lambda: crossfade.get(graph.execute(5)), victim._info.id, within_s=6.0)
+    dies(partial(run, graph, 5), victim._info.id, within_s=6.0)
     graph.teardown()
     for actor in (first, *others[1:]):
         crossfade.kill(actor)

@@ -61,5 +61,6 @@ def rays_own_graphs_are_taken_over(world: World) -> None:
     with InputNode() as inp:
         graph = crossfade.compile(second.add.bind(inp))
     assert ray.get(graph.execute(1)) == 11
+    assert ray.get(second.num_joined.remote()) == 1  # it has left what it was in before
     ray.kill(second)
     dies(lambda: ray.get(graph.execute(1)), "Worker0", within_s=5.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import time
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 
 import crossfade
+from crossfade.channels.wire import Wire
+from crossfade.engines.actor import _joined
 from crossfade.errors import ActorDiedError
 
 CASES: dict[str, Callable[[Any], None]] = {}
@@ -67,6 +70,16 @@ class Worker:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def break_wires(self, value: Any) -> Any:
+        """The connections of this process with other hosts end, and no process does."""
+        for each in gc.get_objects():
+            if isinstance(each, Wire) and each._stream is not None:
+                each._stream.end()
+        return value
+
+    def num_joined(self) -> int:
+        return len(_joined)
 
     async def wait(self, value: Any) -> Any:
         return value
@@ -136,6 +149,11 @@ def dies(call: Callable[[], Any], *words: str, within_s: float) -> None:
     for word in words:
         assert word in str(caught.value)
     assert time.monotonic() - start < within_s
+
+
+def run(graph: Any, value: Any = 1) -> Any:
+    """What one execution gives."""
+    return crossfade.get(graph.execute(value))
 
 
 def _repeat(call: Callable[[], Any], limit_s: float) -> None:

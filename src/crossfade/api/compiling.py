@@ -145,8 +145,8 @@ class _Taker:
         match step.what:
             case Input(None):
                 return self._whole()
-            case Input(key, by_name):
-                return getattr(self._whole(), str(key)) if by_name else self._whole()[key]  # type: ignore[index]
+            case Input(key, by_name) if key is not None:
+                return getattr(self._whole(), str(key)) if by_name else self._whole()[key]
             case Output(of, index):
                 return self._made[of][index]
             case Call():

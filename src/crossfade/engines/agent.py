@@ -128,7 +128,7 @@ class Agent:
                     lambda fds: admission.admit(fds, lambda: None, _ADMISSION_S, is_borrowed=errand.is_borrowed),
                 )
             self._tell(errands.TakenIn(actor, self._processes.living[actor].pid))
-        except Exception as error:
+        except Exception as error:  # whatever it was, the driver waits for an answer
             self._tell(errands.TakenIn(actor, 0, f"{type(error).__name__}: {error}"))
 
     def _open_site(self, errand: errands.OpenSite) -> None:
@@ -136,7 +136,7 @@ class Agent:
         try:
             with ExitStack() as undo:
                 Site(errand.plan, errand.host, undo).hand_out(self._processes, errand.messages)
-        except Exception as error:
+        except Exception as error:  # as above
             for actor, message in errand.messages.items():
                 failure = Failure.capture(error, actor=actor, node=f"making its rings on {errand.host}")
                 self._tell(errands.FromActor(actor, control.Opened(message.number, failure)))

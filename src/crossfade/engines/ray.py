@@ -15,7 +15,6 @@ import inspect
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -37,7 +36,6 @@ from crossfade.types import DRIVER
 __all__ = ["RayEngine", "Where", "is_running", "start_ray"]
 
 _ADMISSION_S = 60.0
-_RESTART_LOOK_S = 0.2
 _MASK = "CUDA_VISIBLE_DEVICES"
 _PASSED_ON = (
     "num_cpus",
@@ -135,9 +133,11 @@ class _Launched:
     error: BaseException | None = None
 
     def ask_where(self) -> Any:
+        """Ray answers once the actor is there, also where it is being restarted: then it asks again by itself."""
+        again = {"max_task_retries": -1 if self.can_restart else 0}
         if self.is_borrowed:
-            return self.handle.__ray_call__.remote(_where)
-        return self.handle.crossfade_where.remote()
+            return self.handle.__ray_call__.options(**again).remote(_where)
+        return self.handle.crossfade_where.options(**again).remote()
 
     def ask_to_come(self, path: str, key: bytes, spin_us: float) -> Any:
         if self.is_borrowed:
@@ -198,11 +198,7 @@ class RayEngine(LocalEngine):
         self._launched[launched.name] = launched
         launched.error = None
         launched.has_come.clear()
-        self._ask_where(launched)
-
-    def _ask_where(self, launched: _Launched) -> None:
-        reference = launched.ask_where()
-        reference.future().add_done_callback(lambda future: self._asked.put((launched, future)))
+        launched.ask_where().future().add_done_callback(lambda future: self._asked.put((launched, future)))
 
     def _place_all(self) -> None:
         """In a thread: takes actors on as Ray places them, one after the other."""
@@ -213,11 +209,7 @@ class RayEngine(LocalEngine):
                 if not launched.is_borrowed:
                     launched.first = replace(launched.first, gpus=launched.where.gpus)
                 self._take_on(launched)
-            except BaseException as error:
-                if launched.can_restart and _is_restarting(error) and not self.processes.is_closed:
-                    time.sleep(_RESTART_LOOK_S)  # Ray tells nobody when it is done
-                    self._ask_where(launched)
-                    continue
+            except Exception as error:  # whatever it was, others wait for the actor
                 launched.error = error
             launched.has_come.set()
 
@@ -250,7 +242,7 @@ class RayEngine(LocalEngine):
             path = host.take_in(process, launched.first, key)
             reference = launched.ask_to_come(path, key, self.processes.spin_us)
             host.await_taken_in(process, _raise_if_failed(reference))
-        except BaseException as error:
+        except Exception as error:
             process.fate.end = process.fate.end or f"it did not come: {error}"
             self.processes.ended(process)
             raise
@@ -315,8 +307,9 @@ class RayEngine(LocalEngine):
     def _kill(self, handle: Any) -> None:
         import ray
 
-        with suppress(Exception):  # Ray has ended, or does not know it any more
-            ray.kill(handle, no_restart=True)
+        if ray.is_initialized():
+            with suppress(ray.exceptions.RayError, ValueError):  # it does not know it any more
+                ray.kill(handle, no_restart=True)
 
     def close(self) -> None:
         super().close()
@@ -333,12 +326,6 @@ class RayEngine(LocalEngine):
                 self._kill(launched.handle)
         for agent in self._agents.values():
             self._kill(agent)
-
-
-def _is_restarting(error: BaseException) -> bool:
-    import ray
-
-    return isinstance(error, ray.exceptions.ActorUnavailableError)
 
 
 def _raise_if_failed(reference: Any) -> Callable[[], None]:

@@ -86,8 +86,9 @@ class Stream:
     def prove(self, key: bytes, *, is_first: bool, limit_s: float) -> None:
         """Shows that this side has the key, and that the other one does. Raises an error if that side does not within the time."""
         self._limit(limit_s)
+        connection: Any = self._connection
         for step in (deliver_challenge, answer_challenge) if is_first else (answer_challenge, deliver_challenge):
-            step(self._connection, key)  # type: ignore[arg-type,unused-ignore]
+            step(connection, key)
 
     def _limit(self, limit_s: float) -> None:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
