@@ -86,24 +86,30 @@ class Worker:
 
 
 class World:
-    """The cluster. ``near`` and ``far`` place an actor on the driver's node, or on the other one."""
+    """The cluster. ``near`` and ``far`` place an actor on the driver's node, or on the other one. A node claims to have two GPUs,
+    or where ``has_gpus`` has one of this machine's.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_gpus: bool = False) -> None:
         import ray
         from ray.cluster_utils import Cluster
 
         self.ray = ray
-        self.cluster = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 4, "num_gpus": 2, "include_dashboard": False}
-        )
+        self._has_gpus = has_gpus
         self.nodes: list[Any] = []
+        self.cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **self._resources(0)})
         self.actors: dict[tuple[str, int], Any] = {}
         self.add_node()
         ray.init(address=self.cluster.address, logging_level="ERROR", log_to_driver=False)
         self.own = ray.get_runtime_context().get_node_id()
 
     def add_node(self) -> None:
-        self.nodes.append(self.cluster.add_node(num_cpus=4, num_gpus=2))
+        self.nodes.append(self.cluster.add_node(**self._resources(len(self.nodes) + 1)))
+
+    def _resources(self, node: int) -> dict[str, Any]:
+        if self._has_gpus:
+            return {"num_cpus": 4, "num_gpus": 1, "env_vars": {"CUDA_VISIBLE_DEVICES": str(node)}}
+        return {"num_cpus": 4, "num_gpus": 2}
 
     def at(self, node: str) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -22,7 +22,6 @@ from crossfade.collectives.table import Part, RendezvousTable, part_bytes
 from crossfade.errors import ChannelError
 from crossfade.host.bulletin import Bulletin
 from crossfade.host.memory import Memory
-from crossfade.host.tcp import interface_of
 
 __all__ = ["Rendezvous"]
 
@@ -49,11 +48,6 @@ class Rendezvous:
     def address(self) -> str:
         """The address of this host at which the others connect to what movers open."""
         return LOOPBACK if self.bulletin is None else self.bulletin.address
-
-    @property
-    def interface(self) -> str:
-        """The name of the network interface that has it."""
-        return interface_of(self.address)
 
     @contextmanager
     def reporting(self, step: str) -> Iterator[None]:

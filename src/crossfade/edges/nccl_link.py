@@ -36,7 +36,7 @@ from crossfade.edges.reader import DeviceReader
 from crossfade.errors import ChannelBroken, ChannelError, DeviceError
 from crossfade.host.bulletin import Bulletin
 from crossfade.host.memory import Memory
-from crossfade.host.tcp import interface_of
+from crossfade.host.tcp import let_nccl_meet_at
 
 __all__ = ["Group", "GroupFactory", "NcclLink", "nccl_group"]
 
@@ -72,7 +72,7 @@ def nccl_group(store: Any, rank: int, home: DeviceContext, address: str = LOOPBA
             "the transport 'nccl' needs a GPU on both sides, and torch built with NCCL",
             hint="'copy' and 'staged' also run where memory of the host has to stand in for a GPU's",
         )
-    os.environ["NCCL_SOCKET_IFNAME"] = interface_of(address)
+    let_nccl_meet_at(address)
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = datetime.timedelta(days=365)  # deaths are found in other ways
     group: Any = dist.ProcessGroupNCCL(store, rank, 2, options)

@@ -30,7 +30,7 @@ from crossfade.engines.serving import exit_with, serve
 from crossfade.errors import ActorDiedError, ActorError, ActorStartError, MissingDependency
 from crossfade.host.doorbell import DEFAULT_SPIN_US
 from crossfade.host.frames import new_key
-from crossfade.host.tcp import meet
+from crossfade.host.tcp import let_nccl_meet_at, meet
 from crossfade.types import DRIVER
 
 __all__ = ["RayEngine", "Where", "is_running", "start_ray"]
@@ -72,8 +72,10 @@ class _Served:
         memory of a GPU that is not seen cannot be opened.
         """
         where = _where(self)
-        if os.environ.get(_MASK):
-            del os.environ[_MASK]
+        if all(each.isdigit() for each in os.environ.get(_MASK, "").split(",")):  # not names of GPUs, nor none at all
+            os.environ.pop(_MASK, None)
+        with suppress(OSError):  # no interface has it, behind a translation of addresses say: then NCCL chooses
+            let_nccl_meet_at(where.address)
         return where
 
     def crossfade_serve(self, path: str, key: bytes, spin_us: float) -> None:
@@ -110,7 +112,8 @@ def _where(instance: object) -> Where:
     context = ray.get_runtime_context()
     names = [name for name in dir(type(instance)) if inspect.iscoroutinefunction(getattr(type(instance), name))]
     ids = [str(each) for each in ray.get_gpu_ids()]
-    return Where(context.get_node_id(), ray.util.get_node_ip_address(), frozenset(names), tuple(sorted(map(int, ids))))
+    gpus = sorted(int(each) if each.isdigit() else place for place, each in enumerate(ids))
+    return Where(context.get_node_id(), ray.util.get_node_ip_address(), frozenset(names), tuple(gpus))
 
 
 def _serve_beside(instance: object, path: str, key: bytes, spin_us: float) -> None:

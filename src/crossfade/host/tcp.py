@@ -23,7 +23,7 @@ from typing import Any
 
 from crossfade.errors import DeviceError
 
-__all__ = ["PROMPT", "Meeting", "Stream", "interface_of", "meet", "open_streams", "own_address"]
+__all__ = ["PROMPT", "Meeting", "Stream", "let_nccl_meet_at", "meet", "open_streams", "own_address"]
 
 _KEY_BITS = 62
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
@@ -134,6 +134,18 @@ def interface_of(address: str) -> str:
                 if socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _GET_ADDRESS, asked)[20:24]) == address:
                     return name
     raise OSError(f"no network interface has the address {address}")
+
+
+_nccls: list[str] = []  # the address at which NCCL meets others in this process, once that is decided
+
+
+def let_nccl_meet_at(address: str) -> None:
+    """NCCL's set-up listens at this address of the host. It asks once in a process, so the first call counts. An OSError if no
+    network interface has the address.
+    """
+    if not _nccls:
+        os.environ["NCCL_SOCKET_IFNAME"] = interface_of(address)
+        _nccls.append(address)
 
 
 def open_streams(

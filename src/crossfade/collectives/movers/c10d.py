@@ -30,6 +30,7 @@ from crossfade.collectives.terms import Terms, finish_reduction, reduced_dtype, 
 from crossfade.device.borrowed import device_of
 from crossfade.device.context import DeviceContext
 from crossfade.errors import ChannelBroken, DeviceError, MissingDependency
+from crossfade.host.tcp import let_nccl_meet_at
 from crossfade.types import CollectiveKind, ReduceOp
 
 __all__ = ["C10dMover"]
@@ -49,7 +50,7 @@ _NARROW = (torch.int16, torch.uint16, torch.uint32)  # dtypes that NCCL cannot r
 def _open_nccl(rendezvous: Rendezvous, device: torch.device) -> Any:
     if not dist.is_nccl_available():
         raise MissingDependency("torch with NCCL", extra="gpu", needed_for="the transport 'nccl'")
-    os.environ["NCCL_SOCKET_IFNAME"] = rendezvous.interface  # its own set-up listens
+    let_nccl_meet_at(rendezvous.address)
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)  # type: ignore[attr-defined,unused-ignore]
     options._timeout = timedelta(days=365)
     group: Any = dist.ProcessGroupNCCL(  # type: ignore[attr-defined,unused-ignore]
