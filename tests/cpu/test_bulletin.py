@@ -17,7 +17,7 @@ _LIMIT_S = 20.0
 
 @contextmanager
 def _bulletins(names: str) -> Iterator[dict[str, Bulletin]]:
-    made = {name: Bulletin(name, "127.0.0.1", names.replace(name, ""), lambda peer: None) for name in names}
+    made = {name: Bulletin(name, "127.0.0.1", names.replace(name, "")) for name in names}
     for place, one in enumerate(names):
         for other in names[place + 1 :]:
             for name, peer, stream in zip((one, other), (other, one), stream_pair(), strict=True):
@@ -62,7 +62,9 @@ def test_notices_come_in_the_order_of_the_one_who_tells_also_those_from_before()
 
 def test_a_peer_that_leaves_ends_waits_and_is_known_to_be_gone() -> None:
     with _bulletins("abc") as made:
-        alive = FarAlive(made["a"], "b")
+        alive, lost = FarAlive(made["a"], "b"), list[str]()
+        for bulletin in made.values():
+            bulletin.on_lost = lost.append
         assert alive.check() == []
         made["b"].close()
         assert alive.check(_LIMIT_S) == ["b"]
@@ -72,10 +74,20 @@ def test_a_peer_that_leaves_ends_waits_and_is_known_to_be_gone() -> None:
         made["a"].tell("topic", b"to those who are left")
         made["c"].put("key", b"value")
         assert made["c"].has(["key"])
+        assert not lost  # it has said so
+
+
+def test_a_peer_whose_connection_ends_is_lost() -> None:
+    with _bulletins("ab") as made:
+        is_lost = threading.Event()
+        made["a"].on_lost = lambda peer: is_lost.set()
+        made["b"]._streams["a"].end()
+        assert is_lost.wait(_LIMIT_S)
+        assert FarAlive(made["a"], "b").check() == ["b"]
 
 
 def test_who_does_not_come_is_waited_for_no_longer_than_was_said() -> None:
-    alone = Bulletin("a", "127.0.0.1", "b", lambda peer: None)
+    alone = Bulletin("a", "127.0.0.1", "b")
     with pytest.raises(TimeoutError, match="one of b did not connect within 0 s"):
         alone.await_peers(0.05)
     alone.close()

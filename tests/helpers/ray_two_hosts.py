@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -123,7 +124,10 @@ def _both(module: str) -> None:
         assert hosts.tell("go") == "gone"
         try:
             import_module(module).main(hosts)
+        except BaseException:  # what follows would hide it
+            traceback.print_exc()
         finally:
+            sys.stderr.flush()
             sys.stdout.flush()
             os._exit(0)  # with this process, the first of its namespace, all others of both hosts end
 

@@ -112,7 +112,7 @@ class PartOpener:
             ends = device_ends, copies, self.break_off, self.exchanges, communicators.by_id
             where = message.addresses, self.rendezvous
             wires = open_wires(plan, self.name, self.bells[self.name], self.doorbell, *where)
-            bulletin = open_bulletin(plan, self.name, self.break_off, *where)
+            bulletin = open_bulletin(plan, self.name, *where)
             return Wiring(plan, self.name, board, heaps, self.bells, store, *ends, wires, bulletin)
 
         peers = peers_of(plan, self.name)

@@ -91,7 +91,6 @@ def open_wires(
 def open_bulletin(
     plan: Plan,
     party: str,
-    on_lost: Callable[[str], None],
     addresses: Addresses | None,
     rendezvous: Rendezvous | None,
 ) -> Bulletin | None:
@@ -99,7 +98,7 @@ def open_bulletin(
     peers = told_peers(plan, party)
     if not peers or addresses is None:
         return None
-    bulletin = Bulletin(party, addresses.of_host[plan.host_of(party)], peers, on_lost)
+    bulletin = Bulletin(party, addresses.of_host[plan.host_of(party)], peers)
     for peer in peers:
         take, fail = partial(bulletin.connect, peer), partial(bulletin.lose, peer)
         _join(party, peer, _BULLETIN, take, fail, addresses, rendezvous)

@@ -97,6 +97,15 @@ class Wiring:
                 store.close()
             self.give_up()
             raise
+        if bulletin is not None:
+            bulletin.on_lost = self._lose
+            for peer in list(bulletin.lost):  # meanwhile
+                self._lose(peer)
+
+    def _lose(self, peer: str) -> None:
+        """A peer of another host cannot be reached any more. Any thread may call it."""
+        self.break_off(peer, f"{peer} cannot be reached any more")
+        self._bells[self._party].ring_if_asleep()
 
     def _open(self, board: mmap.mmap, store: Memory | None) -> None:
         plan, party = self._plan, self._party

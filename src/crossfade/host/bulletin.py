@@ -19,20 +19,23 @@ from crossfade.host.tcp import Stream
 __all__ = ["Bulletin", "FarAlive"]
 
 _LENGTH = struct.Struct("<I")
+_VALUES, _CLOSED = "values", "closed"
+"""Topics of its own."""
+_HAS_CLOSED = "it has closed its side"
 
 Listener: TypeAlias = Callable[[str, bytes], None]
 """Is called with who has told, and what, in the thread of that one's connection."""
 
 
 class Bulletin:
-    """One party's side. ``address`` is its host's; ``on_lost`` is called, in a thread, with a peer that is lost."""
+    """One party's side. ``address`` is its host's; ``on_lost`` is called, in a thread, with a peer that is lost and had not closed."""
 
-    def __init__(self, me: str, address: str, peers: Sequence[str], on_lost: Callable[[str], None]) -> None:
+    def __init__(self, me: str, address: str, peers: Sequence[str]) -> None:
         self.me = me
         self.address = address
         self.peers = frozenset(peers)
         self.lost: dict[str, str] = {}  # why, by peer
-        self._on_lost = on_lost
+        self.on_lost: Callable[[str], None] = lambda peer: None
         self._streams: dict[str, Stream] = {}
         self._sending = threading.Lock()
         self._listeners: dict[str, Listener] = {}
@@ -40,7 +43,8 @@ class Bulletin:
         self._values: dict[str, bytes] = {}  # of `put`, by key
         self._changed = threading.Condition(threading.RLock())
         self._is_closed = False
-        self.listen("", self._take_value)
+        self.listen(_VALUES, self._take_value)
+        self.listen(_CLOSED, lambda peer, _: self.lose(peer, _HAS_CLOSED))
 
     # Connecting
 
@@ -61,7 +65,8 @@ class Bulletin:
                 return
             self.lost[peer] = reason
             self._changed.notify_all()
-        self._on_lost(peer)
+        if reason != _HAS_CLOSED:
+            self.on_lost(peer)
 
     def await_peers(self, timeout_s: float) -> None:
         """Waits for the connections with all peers. Raises a ConnectionError or a TimeoutError if one does not come."""
@@ -128,7 +133,7 @@ class Bulletin:
         name = key.encode()
         notice = b"".join((_LENGTH.pack(len(name)), name, value))
         self._take_value(self.me, notice)
-        self.tell("", notice)
+        self.tell(_VALUES, notice)
 
     def _take_value(self, _: str, notice: bytes) -> None:
         (length,) = _LENGTH.unpack_from(notice)
@@ -147,7 +152,9 @@ class Bulletin:
         return self._values[key]
 
     def close(self) -> None:
-        """Ends the connections. Idempotent."""
+        """Says so, and ends the connections. Idempotent."""
+        if not self._is_closed:
+            self.tell(_CLOSED, b"")
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
