@@ -145,7 +145,13 @@ def clocks_and_statistics_know_hosts(world: World) -> None:
         hosts = {party: each.host for party, each in graph.statistics().actors.items()}
         assert hosts == graph.plan.hosts
         assert len(set(hosts.values())) == 2
-        spans = [span for span in graph.timeline().spans if span.kind != "wait" and span.execution == 4]
+        timeline = graph.timeline()
+        assert timeline.hosts == graph.plan.hosts
+        names = {
+            event["args"]["name"] for event in timeline.to_chrome()["traceEvents"] if event["name"] == "process_name"
+        }
+        assert names == {f"{party} on {host}" for party, host in hosts.items()}
+        spans = [span for span in timeline.spans if span.kind != "wait" and span.execution == 4]
     ends = {(span.actor, span.label): span for span in spans}
     driver, far = ends[DRIVER, "write i0"], next(span for (_, label), span in ends.items() if label == "run n0")
     assert driver.start_us < far.start_us + 500  # so well are clocks aligned, on one machine whose clock is one

@@ -177,7 +177,7 @@ class CompiledGraph:
                 "the graph does not record what it runs", hint="compile it with record=True (0.3 us an action)"
             )
         if not self._executions.ended:
-            self._measured = Timeline.of("measured", self._opened.spans())
+            self._measured = Timeline.of("measured", self._opened.spans(), hosts=self.plan.hosts)
         if self._measured is None:
             raise SessionError(
                 f"the timeline is gone: {self._executions.ended}",
@@ -261,7 +261,7 @@ class CompiledGraph:
 
     def _close(self, timeout_s: float | None) -> None:
         if self._options.record and self._measured is None:
-            self._measured = Timeline.of("measured", self._opened.spans(timeout_s))
+            self._measured = Timeline.of("measured", self._opened.spans(timeout_s), hosts=self.plan.hosts)
         self._opened.close(timeout_s)
 
     def __enter__(self) -> Self:

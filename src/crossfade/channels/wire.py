@@ -49,6 +49,9 @@ _MOST_CALLS = 64
 _ATTENDED_NS = 1_200_000
 """Who has looked so lately is going to look again."""
 
+_COPIED_PER_S = 1.5e9
+"""Bytes that are copied into new memory in a second."""
+
 _GONE = "the connection was closed by the other side"
 
 
@@ -147,9 +150,17 @@ class Wire:
                 self._keep_rest()
 
     def _keep_rest(self) -> None:
-        """What is sent later is copied where its owner may change it: a value is what it was when it was accepted (CH-1)."""
+        """Sends what is left of values that their owner may change, as long as a copy would take; then copies the rest (CH-1)."""
+        left_bytes = sum(len(part) for part in self._unsent if _may_change(part))
+        if left_bytes and self._socket is not None:
+            deadline = time.monotonic() + left_bytes / _COPIED_PER_S
+            poller = select.poll()
+            poller.register(self._socket, select.POLLOUT)
+            while self._unsent and not self.fault and (left_s := deadline - time.monotonic()) > 0:
+                poller.poll(1000 * left_s)
+                self._flush()
         for place, part in enumerate(self._unsent):
-            if isinstance(part, memoryview) and not part.readonly:
+            if _may_change(part):
                 self._unsent[place] = bytes(part)
 
     def send_end(self, channel: int) -> None:
@@ -372,6 +383,10 @@ class Wire:
             self._unwatch()
             if self._stream is not None:
                 self._stream.close()
+
+
+def _may_change(part: bytes | memoryview) -> bool:
+    return isinstance(part, memoryview) and not part.readonly
 
 
 def _nothing() -> None:

@@ -28,7 +28,7 @@ Listener: TypeAlias = Callable[[str, bytes], None]
 
 
 class Bulletin:
-    """One party's side. ``address`` is its host's; ``on_lost`` is called, in a thread, with a peer that is lost and had not closed."""
+    """One party's side, at its host's ``address``. ``on_lost`` is called, with a peer that is lost before it closed."""
 
     def __init__(self, me: str, address: str, peers: Sequence[str]) -> None:
         self.me = me

@@ -126,7 +126,7 @@ class Simulation:
                 self._cores.advance(alarm_us)
                 heapq.heappop(self._alarms)[-1]()
         check_that_all_is_done(self._cursors, self._inboxes, self._num_executions)
-        return Timeline.of("predicted", self._spans, self._meetings.notes)
+        return Timeline.of("predicted", self._spans, self._meetings.notes, self._plan.hosts)
 
     def critical_path(self) -> list[Piece]:
         """What the end of the last execution waited for, from the beginning on; after `run`."""

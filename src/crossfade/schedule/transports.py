@@ -109,6 +109,7 @@ def choose(wish: Wish, writer: str, reader: str, gpus: Gpus, *, size_bytes: int 
         )
     by_hosts, host = (Transport.TCP, gpus.hosts[reader]) if are_apart else (Transport.SHM, "")
     if DRIVER in (writer, reader):
+        _check_device(wish, by_hosts, writer, reader, gpus)
         return Way(by_hosts, _device(wish, by_hosts, writer, reader, has_gpu[1]), host=host)
     if wish.communicator is not None:
         return _by_communicator(wish, wish.communicator, writer, reader, has_gpu[1])
@@ -131,7 +132,17 @@ def choose(wish: Wish, writer: str, reader: str, gpus: Gpus, *, size_bytes: int 
         transport = _between(writer, reader, gpus, size_bytes) if is_direct else by_hosts
     elif transport is Transport.SHM:
         transport = by_hosts
+    _check_device(wish, transport, writer, reader, gpus)
     return Way(transport, _device(wish, transport, writer, reader, has_gpu[1]), host=host)
+
+
+def _check_device(wish: Wish, transport: Transport, writer: str, reader: str, gpus: Gpus) -> None:
+    """What TCP brings stays on the CPU."""
+    if transport is Transport.TCP and wish.device is TargetDevice.CUDA and not gpus.is_described:
+        raise GraphError(
+            f"{_asks(wish, writer, reader)}, for tensors on the GPU, and what goes between their hosts by 'tcp' arrives on the CPU",
+            hint="leave the device out and move them in the method; between two actors with GPUs 'nccl' is there",
+        )
 
 
 def _check_between_hosts(wish: Wish, writer: str, reader: str, gpus: Gpus) -> None:
@@ -250,9 +261,9 @@ def _device(wish: Wish, transport: Transport, writer: str, reader: str, has_gpu:
             f"{describe(wish.node)} asks for its tensors on the GPU of {reader}, which has none",
             hint="options(num_gpus=1) gives an actor a GPU; or leave `device` out, also for this reader alone: reader=...",
         )
-    if wish.device is TargetDevice.CUDA and transport in (Transport.GLOO, Transport.TCP):
+    if wish.device is TargetDevice.CUDA and transport is Transport.GLOO:
         raise GraphError(
             f"{_asks(wish, writer, reader)}, which gives CPU tensors, and for tensors on the GPU",
-            hint="leave the transport out: 'auto', and all transports but 'gloo' and 'tcp' bring CPU tensors to the reader's GPU",
+            hint="leave the transport out: 'auto', and all transports but 'gloo' bring CPU tensors to the reader's GPU",
         )
     return wish.device
