@@ -85,7 +85,7 @@ def a_connection_that_breaks_between_the_living_is_told_at_once(world: World) ->
     assert crossfade.get([near.add.remote(1), far.add.remote(1)]) == [3, 3]
 
 
-@case
+@long
 def an_actor_that_dies_in_a_collective_is_named_and_others_go_on(world: World) -> None:
     import torch
 

@@ -9,7 +9,7 @@ Who waits for what (depth D): a writer has D *tokens*, takes one for each value,
 have given the record's credit (PL-3). So a landing always has room for what comes. A token travels with the next value that goes
 the other way, or when its process looks for work, or once half of them are due: fewer are never held back than that one is there.
 
-What a writer accepted and the connection has not taken is copied, and sent later (CH-1); from where it lies if nobody may change it.
+What a writer accepted and the connection has not taken is copied and sent later (CH-1), or from where it lies if it is read-only.
 """
 
 from __future__ import annotations
