@@ -15,6 +15,9 @@ from crossfade.graph.nodes import ActorInfo, InputNode, MethodNode, MultiOutputN
 from crossfade.plan.parse import parse_plan
 from crossfade.plan.plan import Plan
 from crossfade.schedule.compile import compile_plan
+from crossfade.schedule.cost import CostModel
+from crossfade.schedule.simulate import simulate
+from crossfade.schedule.workload import Workload
 from crossfade.types import DRIVER, CollectiveKind, Transport
 
 A, B, C, D = (ActorInfo(name, "Worker", "s", {"work": 1}) for name in "ABCD")
@@ -125,6 +128,21 @@ def test_gpus_of_several_hosts_are_connected_by_nccl_and_each_host_has_a_channel
     assert wired_peers(plan, "A") == ["B", "D"]
     assert told_peers(plan, "A") == ["B", "C", "D"]
     assert "B<" in heaps_of(plan, "B")
+
+
+def test_gpus_that_hosts_count_alike_are_not_one_gpu_in_a_prediction() -> None:
+    """Two actors compute at once on GPU 0 of two hosts; on one GPU they would take turns."""
+    b, d = (replace(actor, gpus=(0,)) for actor in (B, D))
+    inp = InputNode()
+    plan = compiled(MultiOutputNode([work(b, inp), work(d, inp)]))
+    workload = Workload(device_us={"work": 10_000.0})
+    assert simulate(plan, workload, CostModel()).makespan_us < 15_000
+    shared = compiled(MultiOutputNode([work(b, inp), work(replace(C, gpus=(0,)), inp)]))
+    assert simulate(shared, workload, CostModel()).makespan_us > 15_000
+    value = work(b, inp)
+    between = compiled(work(d, value))
+    assert [str(spec.transport) for spec in between.channels if spec.value == "n0"] == ["nccl"]
+    assert simulate(between, workload, CostModel()).makespan_us > 20_000
 
 
 def test_what_needs_a_gpu_is_refused_without_one_between_hosts_too() -> None:
