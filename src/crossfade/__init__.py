@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from crossfade.api import shutdown as shutdown
     from crossfade.api import wait as wait
     from crossfade.api.calibrate import calibrate as calibrate
+    from crossfade.api.calibrate_tcp import calibrate_tcp as calibrate_tcp
     from crossfade.errors import ActorDiedError as ActorDiedError
     from crossfade.errors import ActorError as ActorError
     from crossfade.errors import ActorStartError as ActorStartError
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
 
 _ROOMS = {
     "crossfade.api.calibrate": "calibrate",
+    "crossfade.api.calibrate_tcp": "calibrate_tcp",
     "crossfade.api": (
         "ActorClass ActorHandle CallRef CompiledGraph CompiledRef compile dump get get_actor init is_initialized kill method "
         "put remote shutdown wait"

@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 
 import crossfade
+from crossfade.errors import SessionError
 from crossfade.types import DRIVER
 from tests.helpers import ray_deaths, ray_gpus, ray_taken_over
 from tests.helpers.ray_world import CASES, LONG, Worker, World, case, long
@@ -232,6 +234,16 @@ def collectives_reduce_gather_and_scatter_within_a_host_and_between_two(world: W
                 assert all(each.equal(total) for each in got[:number])
                 assert all(each.equal(torch.stack(brought).view(-1)) for each in got[number : 2 * number])
                 assert torch.cat(got[2 * number :]).equal(total)
+
+
+@long
+def what_tcp_costs_is_measured(world: World) -> None:
+    costs = crossfade.CostModel(tcp_us=0.0, tcp_us_per_mb=0.0)
+    measured = crossfade.calibrate_tcp(costs, scheduling_strategy=world.at(world.nodes[0].node_id))
+    assert 1.0 < measured.tcp_us + measured.tcp_us_per_mb < 100_000
+    assert replace(measured, tcp_us=0.0, tcp_us_per_mb=0.0) == costs
+    with pytest.raises(SessionError, match="the actor is on this host"):
+        crossfade.calibrate_tcp(costs, scheduling_strategy=world.at(world.own))
 
 
 @case

@@ -54,6 +54,7 @@ PUBLIC = {
     "UnknownTransport",
     "Workload",
     "calibrate",
+    "calibrate_tcp",
     "compile",
     "draw_timelines",
     "dump",
