@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.ray_engine`` measures on one host: actors and driver at niceness 0, pinned to cores alike after their start.
 ``python -m tests.helpers.ray_two_hosts benchmarks.ray_engine`` measures between two network namespaces, beside a bare TCP
-connection in Python. Both print a Markdown table, the median of the rounds' medians with the lowest and the highest.
+connection in Python. Both print a Markdown table, the median of the rounds' medians with the lowest and the highest. With PINNED=0
+in the environment nothing is pinned.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 ROUNDS = int(os.environ.get("ROUNDS", "10"))
 NUM_CALLS, NUM_WARM = 400, 50
 NUM_LARGE = 6
+IS_PINNED = os.environ.get("PINNED", "1") == "1"
 LARGE_BYTES = 64_000_000
 ECHO_PORT = 29533
 
@@ -48,6 +51,8 @@ class Worker:
 
 def pin(core: int | None) -> None:
     """Binds all threads of this process to a core, or to none."""
+    if not IS_PINNED:
+        return
     cores = range(os.cpu_count() or 1) if core is None else [core]
     for thread in os.listdir("/proc/self/task"):
         os.sched_setaffinity(int(thread), cores)
@@ -85,7 +90,7 @@ def _measure(
     }
     for row, (used, method, value, number) in rows.items():
         call, teardown = compiled(used, method)
-        figures[row][column].append(median_us(lambda call=call, value=value: call(value), number, NUM_WARM))  # type: ignore[misc]
+        figures[row][column].append(median_us(partial(call, value), number, NUM_WARM))
         teardown()
 
 

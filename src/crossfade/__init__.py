@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from crossfade.api import shutdown as shutdown
     from crossfade.api import wait as wait
     from crossfade.api.calibrate import calibrate as calibrate
+    from crossfade.api.calibrate_tcp import calibrate_tcp as calibrate_tcp
     from crossfade.batches.entry import interleave as interleave
     from crossfade.batches.entry import interleaved as interleaved
     from crossfade.batches.entry import yield_point as yield_point
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
 
 _ROOMS = {
     "crossfade.api.calibrate": "calibrate",
+    "crossfade.api.calibrate_tcp": "calibrate_tcp",
     "crossfade.api": (
         "ActorClass ActorHandle CallRef CompiledGraph CompiledRef compile dump get get_actor init is_initialized kill method "
         "put remote shutdown wait"

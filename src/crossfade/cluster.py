@@ -24,6 +24,7 @@ __all__ = [
     "LinkKind",
     "Network",
     "Placement",
+    "Places",
     "Rule",
     "check_figure",
     "groups_from_data",
@@ -31,6 +32,15 @@ __all__ = [
 ]
 
 MOST_HOSTS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the parties of a graph are."""
+
+    hosts: Mapping[str, str] = field(default_factory=dict)  # the host of each party
+    gpus: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # indices of the GPUs of the actors that have any
+
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
 _HINT = "docs/clusters.md describes the file of a cluster"
@@ -40,8 +50,7 @@ _Data = TypeVar("_Data", bound="GpuLink | Network | HostGroup | Placement")
 
 def check_figure(name: str, figure: object, least: float = 0.0) -> None:
     """Refuses what is no finite number of at least ``least`` (ValueError)."""
-    is_number = isinstance(figure, int | float) and not isinstance(figure, bool)
-    if not is_number or not math.isfinite(figure) or figure < least:  # type: ignore[arg-type, operator]
+    if isinstance(figure, bool) or not isinstance(figure, int | float) or not math.isfinite(figure) or figure < least:
         least_text = f"at least {least:g}" if least >= 1 else "not negative" if least == 0 else "more than 0"
         raise ValueError(f"{name} is {figure!r}\nhint: figures are finite and {least_text}")
 

@@ -7,6 +7,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from crossfade.device.memory import Pool  # noqa: E402
 from crossfade.device.streams import Streams  # noqa: E402
 from crossfade.errors import ChannelBroken  # noqa: E402
 from crossfade.host.memory import Memory  # noqa: E402
+from crossfade.host.processes import Alive, open_pidfd  # noqa: E402
 from crossfade.types import CollectiveKind, ReduceOp  # noqa: E402
 from tests.helpers.bells import new_bell  # noqa: E402
 
@@ -79,7 +81,9 @@ class World:
         self.mover = Mover()
         self._other = RendezvousTable(theirs, 1)
         self._bells = {name: new_bell() for name in "AB"}
-        table, parties = RendezvousTable(parts, 0), Parties("AB", "A", self._bells, {"B": os.getpid()})
+        with ExitStack() as undo:
+            alive = Alive({"B": open_pidfd(os.getpid(), undo)})
+        table, parties = RendezvousTable(parts, 0), Parties("AB", "A", self._bells, alive)
 
         def give_back() -> None:
             table.close()

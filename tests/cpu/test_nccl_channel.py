@@ -157,8 +157,8 @@ def test_a_link_whose_second_lane_cannot_be_made_ends_the_first_one(fault: type[
     def refuse() -> None:
         raise fault("no lane for this")
 
-    def make(store: Any, rank: int, home: Any) -> Any:
-        made.append(Fails(store, rank, home))
+    def make(store: Any, rank: int, home: Any, address: str) -> Any:
+        made.append(Fails(store, rank, home, address))
         return made[-1]
 
     homes = [host_home() for _ in range(3)]

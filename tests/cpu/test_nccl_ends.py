@@ -63,7 +63,7 @@ def meet(parties: dict[str, DeviceEnds]) -> dict[str, BaseException | None]:
 
     def work(name: str) -> BaseException | None:
         try:
-            parties[name].meet(store)
+            parties[name].meet(store, None)
         except BaseException as error:
             return error
         return None

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from crossfade.channels.protocol import EMPTY
+from crossfade.channels.tcp import TcpWriter
 from crossfade.errors import ChannelBroken
 from crossfade.host.frames import new_key
 from crossfade.host.tcp import Meeting, Stream, meet
@@ -42,12 +43,25 @@ def test_values_come_while_the_reader_does_not_look() -> None:
             np.testing.assert_array_equal(_until(reader.try_read, lambda read: read is not EMPTY), value)
 
 
+@pytest.mark.parametrize("size", [1, 100_000, 30_000_000])
+def test_a_value_that_is_changed_after_it_was_written_arrives_as_it_was(size: int) -> None:
+    """Also the part of it that the connection does not take at once."""
+    with open_tcp(2, 1) as (writer, (reader,)):
+        value = np.ones(size, np.uint8)
+        assert writer.try_write(value)
+        value[:] = 7
+        got = _until(reader.try_read, lambda read: read is not EMPTY)
+        assert (got == 1).all()
+
+
 def test_a_connection_that_is_lost_is_an_error_on_both_sides_after_what_had_arrived() -> None:
     with open_tcp(3, 2) as (writer, readers):
         assert writer.try_write("last")
         for reader in readers:
             assert _until(reader.try_read, lambda read: read is not EMPTY) == "last"
-        writer._wire._socket.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
+        assert isinstance(writer, TcpWriter)
+        assert writer._wire._stream is not None
+        writer._wire._stream.end()
         for end, call in (
             (readers[0], readers[0].try_read),
             (readers[1], readers[1].try_read),

@@ -35,9 +35,9 @@ class _Nothing:
 class StandIn:
     """A group of gloo's with the ways of NCCL's: what is sent goes in order in the background, and no host waits for that."""
 
-    def __init__(self, store: Any, rank: int, home: DeviceContext) -> None:
+    def __init__(self, store: Any, rank: int, home: DeviceContext, address: str = "127.0.0.1") -> None:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = datetime.timedelta(seconds=LIMIT_S)
         self._group: Any = dist.ProcessGroupGloo(store, rank, 2, options)
         self._queue: SimpleQueue[tuple[list[torch.Tensor], int, int] | None] = SimpleQueue()

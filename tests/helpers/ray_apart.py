@@ -25,6 +25,14 @@ class Worker:
     def first(self, value: Any) -> int:
         return int(value[0])
 
+    def ones(self, number: int) -> Any:
+        import torch
+
+        return torch.ones(number)
+
+    def sum(self, value: Any) -> float:
+        return float(value.sum())
+
 
 def _cut(hosts: Hosts, graph: Any) -> tuple[str, float]:
     """What is said once the link is down, and after how long."""
@@ -41,6 +49,24 @@ def _cut(hosts: Hosts, graph: Any) -> tuple[str, float]:
     return error, taken_s
 
 
+def _reduce(hosts: Hosts, actors: list[Any]) -> tuple[list[float], float]:
+    """What a collective between the hosts gives each of two actors, and how often its tensor leaves the first host."""
+    with crossfade.InputNode() as inp:
+        dag = crossfade.MultiOutputNode(
+            [actor.sum.bind(each) for actor, each in zip(actors, _all_reduced(inp, actors), strict=True)]
+        )
+    with dag.compile() as graph:
+        crossfade.get(graph.execute(1))
+        before = hosts.num_bytes_sent()
+        got = crossfade.get(graph.execute(_SIZE_BYTES // 4))
+        return got, (hosts.num_bytes_sent() - before) / _SIZE_BYTES
+
+
+def _all_reduced(inp: Any, actors: list[Any]) -> list[Any]:
+    reduced: list[Any] = crossfade.collective.allreduce.bind([actor.ones.bind(inp) for actor in actors])
+    return reduced
+
+
 def main(hosts: Hosts) -> None:
     said: dict[str, Any] = {}
     with hosts.ray() as ray:
@@ -54,6 +80,7 @@ def main(hosts: Hosts) -> None:
         before = hosts.num_bytes_sent()
         said["values"] = [crossfade.get(graph.execute(np.full(_SIZE_BYTES, k, np.uint8))) for k in range(_NUM)]
         said["times_crossed"] = (hosts.num_bytes_sent() - before) / (_NUM * _SIZE_BYTES)
+        said["reduced"], said["times_reduced_crossed"] = _reduce(hosts, [near, far[0]])
         said["cuts"] = [_cut(hosts, graph)]
         with crossfade.InputNode() as inp:
             graph = near.first.bind(inp).compile()

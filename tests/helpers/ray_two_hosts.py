@@ -1,4 +1,5 @@
-"""A Ray cluster on two namespaces of the network that are joined by a pair of virtual interfaces (`tests.helpers.two_hosts`).
+"""A Ray cluster on two namespaces of the network that are joined by a pair of virtual interfaces (`tests.helpers.two_hosts`), or
+where the environment has SLOW_LINK="DELAY_MS LOSS" by a slow link that loses packets (`tests.helpers.slow_link`).
 
 ``python -m tests.helpers.ray_two_hosts MODULE`` starts it and calls ``MODULE.main(hosts)`` on the first host; it exits with 77
 where the system does not allow namespaces.
@@ -10,9 +11,11 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -90,9 +93,23 @@ def _second() -> None:
             case ["join"]:
                 _start_ray(f"--address={ADDRESSES[0]}:{_PORT}", f"--node-ip-address={ADDRESSES[1]}")
                 print("joined", flush=True)
+            case ["kill", pid]:
+                os.kill(int(pid), signal.SIGKILL)
+                print("killed", flush=True)
             case ["run", module]:
                 subprocess.Popen([sys.executable, "-m", module])
                 print("runs", flush=True)
+
+
+def _join(second: int) -> None:
+    """Makes the link to the namespace of a process."""
+    if slow := os.environ.get("SLOW_LINK"):
+        command = [sys.executable, "-m", "tests.helpers.slow_link", str(second), *slow.split()]
+        forwarder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert forwarder.stdout is not None
+        assert forwarder.stdout.readline() == "ready\n"
+    else:
+        ip("link", "add", LINKS[0], "type", "veth", "peer", "name", LINKS[1], "netns", str(second))
 
 
 def _both(module: str) -> None:
@@ -101,13 +118,16 @@ def _both(module: str) -> None:
         assert second.stdin is not None
         assert second.stdout is not None
         assert second.stdout.readline() == "here\n"
-        ip("link", "add", LINKS[0], "type", "veth", "peer", "name", LINKS[1], "netns", str(second.pid))
+        _join(second.pid)
         configure(0)
         hosts = Hosts(second.stdout, second.stdin)
         assert hosts.tell("go") == "gone"
         try:
             import_module(module).main(hosts)
+        except BaseException:  # what follows would hide it
+            traceback.print_exc()
         finally:
+            sys.stderr.flush()
             sys.stdout.flush()
             os._exit(0)  # with this process, the first of its namespace, all others of both hosts end
 

@@ -56,6 +56,7 @@ PUBLIC = {
     "UnknownTransport",
     "Workload",
     "calibrate",
+    "calibrate_tcp",
     "compile",
     "draw_timelines",
     "dump",

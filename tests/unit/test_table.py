@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 
@@ -26,12 +27,35 @@ def tables() -> list[RendezvousTable]:
     return rows
 
 
+def far_tables() -> list[RendezvousTable]:
+    """Tables of parties that see no part but their own, and tell each other what changes."""
+    rows: list[RendezvousTable] = []
+
+    def teller(rank: int) -> Callable[[bytes], None]:
+        def tell(news: bytes) -> None:
+            for row in rows:
+                if row is not rows[rank]:
+                    row.hear(rank, news)
+
+        return tell
+
+    for rank in range(NUM_PARTIES):
+        parts = [Part.create(f"party{k}", bytes(16), 100, NUM_SLOTS) for k in range(NUM_PARTIES)]
+        rows.append(RendezvousTable(parts, rank, teller(rank)))
+    return rows
+
+
+@pytest.fixture(params=[tables, far_tables])
+def parties(request: pytest.FixtureRequest) -> list[RendezvousTable]:
+    made: list[RendezvousTable] = request.param()
+    return made
+
+
 def offer(number: int, text: bytes = b"text") -> Message:
     return Message(Status.OFFER, number, text)
 
 
-def test_everybody_reads_what_everybody_said() -> None:
-    parties = tables()
+def test_everybody_reads_what_everybody_said(parties: list[RendezvousTable]) -> None:
     for round_ in range(20):
         for rank, table in enumerate(parties):
             assert not any(each.has_all(round_) for each in parties[:rank])
@@ -44,8 +68,7 @@ def test_everybody_reads_what_everybody_said() -> None:
 
 
 @pytest.mark.parametrize("size", [0, RECORD_BYTES - 25, RECORD_BYTES - 24, RECORD_BYTES - 23, 1_000_000])
-def test_texts_of_every_length(size: int) -> None:
-    parties = tables()
+def test_texts_of_every_length(parties: list[RendezvousTable], size: int) -> None:
     for round_ in range(2 * NUM_SLOTS):
         texts = [bytes([65 + rank + round_]) * (size if rank == 1 else 3) for rank in range(NUM_PARTIES)]
         for table, text in zip(parties, texts, strict=True):
@@ -68,16 +91,15 @@ def test_one_collective_never_overwrites_what_somebody_has_not_read() -> None:
     assert slow.read_all(0)[0].text == b"first"
 
 
-def test_who_waits_is_woken_and_nobody_else() -> None:
-    parties = tables()
+def test_who_waits_is_woken_and_nobody_else(parties: list[RendezvousTable]) -> None:
     parties[1].await_some(True)
     parties[0].publish(offer(0))
     parties[1].own.wake.wait(10.0)
     assert [table.own.wake._semaphore._get_value() for table in parties] == [0, 0, 0]  # type: ignore[union-attr]
 
 
-def test_who_ends_still_keeps_its_word_and_nobody_waits_for_more() -> None:
-    first, second, third = tables()
+def test_who_ends_still_keeps_its_word_and_nobody_waits_for_more(parties: list[RendezvousTable]) -> None:
+    first, second, third = parties
     first.publish(offer(0))
     first.end()
     assert second.has_ended()

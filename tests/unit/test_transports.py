@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossfade.engines.inline import InlineEngine
+from crossfade.engines.protocol import ActorSpec
 from crossfade.errors import GraphError
 from crossfade.graph.check import check
 from crossfade.graph.nodes import InputNode, MultiOutputNode
@@ -342,7 +343,7 @@ def test_pl4_the_inline_engine_runs_plans_with_device_channels(
     engine = InlineEngine()
     for name in plan.programs:
         if name != DRIVER:
-            engine.start_actor(name, Adder, (), {}, plan.devices.get(name, ()))
+            engine.start_actor(ActorSpec(name, Adder, gpus=plan.devices.get(name, ())))
     opened = engine.open(plan, calls, record=False)
     expected = {place: known[value] for place, value in enumerate(plan.outputs)}
     for number in range(3):

@@ -46,7 +46,7 @@ from crossfade.types import DRIVER, CollectiveKind
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["calibrate"]
+__all__ = ["RING_BYTES", "Probe", "calibrate", "moves_of", "run_sizes"]
 
 RING_BYTES = (2_000, 20_000, 100_000, 1_000_000, 4_000_000, 8_000_000)
 GLOO_BYTES = (1_000, 100_000, 1_000_000, 4_000_000, 8_000_000, 16_000_000)
@@ -77,7 +77,7 @@ ASLEEP_US = 4_000.0
 """How long an actor works so that who waits for it sleeps."""
 
 
-class _Probe:
+class Probe:
     """The actor of all measures."""
 
     def __init__(self) -> None:
@@ -182,7 +182,7 @@ def _probes(num: int, *, spin_us: float) -> Iterator[list[ActorHandle]]:
     """A session with that many actors."""
     init(engine="local", spin_us=spin_us)
     try:
-        yield [remote(_Probe).remote() for _ in range(num)]
+        yield [remote(Probe).remote() for _ in range(num)]
     finally:
         shutdown()
 
@@ -194,7 +194,7 @@ def _measure_small(probe: ActorHandle, costs: CostModel) -> CostModel:
     with compile_graph(node, max_inflight=1, record=True) as graph:
         _round_trips_us(graph, NUM_SMALL)
         timeline = graph.timeline()
-    moves = _spans(timeline, node.actor.id, "write n0"), _spans(timeline, DRIVER, "read n0")
+    moves = moves_of(timeline, node.actor.id, "write n0"), moves_of(timeline, DRIVER, "read n0")
     write_us, read_us = (statistics.median(spans[-1].duration_us for spans in each.values()) for each in moves)
     clock_us = _clock_us()
     return replace(costs, write_us=max(0.0, write_us - clock_us), read_us=max(0.0, read_us - clock_us))
@@ -205,9 +205,9 @@ def _measure_large(probe: ActorHandle, costs: CostModel) -> CostModel:
     with InputNode() as inp:
         node = probe.give.bind(inp)
     with compile_graph(node, max_inflight=1, record=True) as graph:
-        sizes, timeline = _run_sizes(graph, RING_BYTES, lambda size, array: array.nbytes == size)
-    write_us, write_us_per_byte = fit_line(_points(sizes, _spans(timeline, node.actor.id, "write n0")))
-    read_us, read_us_per_byte = fit_line(_points(sizes, _spans(timeline, DRIVER, "read n0")))
+        sizes, timeline = run_sizes(graph, RING_BYTES, lambda size, array: array.nbytes == size)
+    write_us, write_us_per_byte = fit_line(points_of(sizes, moves_of(timeline, node.actor.id, "write n0")))
+    read_us, read_us_per_byte = fit_line(points_of(sizes, moves_of(timeline, DRIVER, "read n0")))
     return replace(
         costs,
         write_large_us=max(0.0, write_us - costs.write_us),
@@ -252,7 +252,7 @@ def _measure_wake_ups(worker: ActorHandle, reader: ActorHandle, costs: CostModel
         for _ in range(NUM_WAKE_UPS):
             get(graph.execute(ASLEEP_US))
         timeline = graph.timeline()
-    writes, reads = _spans(timeline, made.actor.id, "write n0"), _spans(timeline, node.actor.id, "read n0")
+    writes, reads = moves_of(timeline, made.actor.id, "write n0"), moves_of(timeline, node.actor.id, "read n0")
     taken_us = [reads[number][-1].end_us - writes[number][0].start_us for number in writes]
     awake_us = costs.write_time_us(WAKING_BYTES) + costs.hop_us + costs.read_time_us(WAKING_BYTES)
     return replace(costs, wake_us=max(0.0, statistics.median(taken_us) - awake_us))
@@ -281,10 +281,10 @@ def _measure_gloo(sender: ActorHandle, receiver: ActorHandle, costs: CostModel) 
         made = sender.give.bind(inp).with_tensor_transport(transport="gloo")
         node = receiver.take.bind(made)
     with compile_graph(node, max_inflight=2, record=True) as graph:
-        sizes, timeline = _run_sizes(graph, GLOO_BYTES, lambda size, got: got == size)
+        sizes, timeline = run_sizes(graph, GLOO_BYTES, lambda size, got: got == size)
         cpu_us = [point for size in GLOO_BYTES for point in _cpu_points(graph, sender, size)]
-    sends, receives = _spans(timeline, made.actor.id, "send n0"), _spans(timeline, node.actor.id, "recv n0")
-    reads = _spans(timeline, node.actor.id, "read n0")
+    sends, receives = moves_of(timeline, made.actor.id, "send n0"), moves_of(timeline, node.actor.id, "recv n0")
+    reads = moves_of(timeline, node.actor.id, "read n0")
     starts = {number: min(spans, key=lambda span: span.start_us) for number, spans in sends.items() if number in sizes}
     host_us = statistics.median(span.duration_us for span in starts.values())
     latency_us, per_byte_us = fit_line(
@@ -309,7 +309,7 @@ def _measure_collectives(parties: Sequence[ActorHandle], costs: CostModel) -> Co
         for _ in range(NUM_WARM_UPS + NUM_COLLECTIVES):
             get(graph.execute(COLLECTIVE_BYTES))
         timeline = graph.timeline()
-    spans = [_spans(timeline, node.actor.id, "coll ") for node in taken]
+    spans = [moves_of(timeline, node.actor.id, "coll ") for node in taken]
     times_us = []
     for number in range(NUM_WARM_UPS, NUM_WARM_UPS + NUM_COLLECTIVES):
         start_us = max(min(span.start_us for span in of_party[number]) for of_party in spans)
@@ -328,7 +328,7 @@ def _cpu_points(graph: CompiledGraph, sender: ActorHandle, size_bytes: int) -> l
     return points
 
 
-def _run_sizes(
+def run_sizes(
     graph: CompiledGraph, sizes_bytes: Sequence[int], is_right: Callable[[int, Any], bool]
 ) -> tuple[dict[int, int], Timeline]:
     """Executes a recorded graph with every size, shuffled, after a warm-up with the largest one, which makes the slots.
@@ -355,7 +355,7 @@ def _round_trips_us(graph: CompiledGraph, num: int) -> list[float]:
     return times_us[NUM_WARM_UPS:]
 
 
-def _spans(timeline: Timeline, actor: str, label: str) -> dict[int, list[Span]]:
+def moves_of(timeline: Timeline, actor: str, label: str) -> dict[int, list[Span]]:
     """The actor's moves of that kind, by execution, in order; its waits left out."""
     found: dict[int, list[Span]] = {}
     for span in timeline.spans:
@@ -364,7 +364,7 @@ def _spans(timeline: Timeline, actor: str, label: str) -> dict[int, list[Span]]:
     return found
 
 
-def _points(sizes: dict[int, int], spans: dict[int, list[Span]]) -> list[tuple[float, float]]:
+def points_of(sizes: dict[int, int], spans: dict[int, list[Span]]) -> list[tuple[float, float]]:
     """(size in bytes, time in us) of each execution's move."""
     return [(size, spans[number][-1].duration_us) for number, size in sizes.items()]
 

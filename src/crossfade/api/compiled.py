@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from numbers import Real
 from pathlib import Path
@@ -176,7 +177,7 @@ class CompiledGraph:
                 "the graph does not record what it runs", hint="compile it with record=True (0.3 us an action)"
             )
         if not self._executions.ended:
-            self._measured = Timeline.of("measured", self._opened.spans())
+            self._measured = Timeline.of("measured", self._opened.spans(), hosts=self.plan.hosts)
         if self._measured is None:
             raise SessionError(
                 f"the timeline is gone: {self._executions.ended}",
@@ -260,7 +261,7 @@ class CompiledGraph:
 
     def _close(self, timeout_s: float | None) -> None:
         if self._options.record and self._measured is None:
-            self._measured = Timeline.of("measured", self._opened.spans(timeout_s))
+            self._measured = Timeline.of("measured", self._opened.spans(timeout_s), hosts=self.plan.hosts)
         self._opened.close(timeout_s)
 
     def __enter__(self) -> Self:
@@ -299,8 +300,9 @@ def compile_graph(
     if session is None:
         raise SessionError("there is no session, so the graph's actors are gone", hint="make them anew")
     checked = check(output, session=session.id, transports=TRANSPORTS)
-    topology, uuids = known_links(session, checked.devices)
-    hosts = session.engine.hosts(checked.actors)
+    places = session.engine.places(checked.actors)
+    checked = replace(checked, devices={**checked.devices, **places.gpus})
+    topology, uuids = known_links(session, checked.devices) if not places.hosts else (None, {})
     plan, calls = compile_plan(
         checked,
         max_inflight=chosen.max_inflight,
@@ -308,7 +310,7 @@ def compile_graph(
         overlap=chosen.overlap,
         topology=topology,
         uuids=uuids,
-        hosts=hosts,
+        hosts=places.hosts,
     )
     return _open(session, checked, plan, calls, chosen, kind)
 

@@ -134,7 +134,7 @@ class _Taker:
             self._engine.adopt(key, name, handle)
         for key, handle in handles.items():
             where = self._engine.where(names[key])
-            self._num_gpus[names[key]] = where.num_gpus
+            self._num_gpus[names[key]] = len(where.gpus)
             methods = dict.fromkeys(handle._ray_method_signatures, 1)
             info = ActorInfo(names[key], class_name(handle), self._session.id, methods, where.coroutines)
             self._infos[key] = self._session.actors.setdefault(info.id, info)
@@ -145,8 +145,8 @@ class _Taker:
         match step.what:
             case Input(None):
                 return self._whole()
-            case Input(key, by_name):
-                return getattr(self._whole(), str(key)) if by_name else self._whole()[key]  # type: ignore[index]
+            case Input(key, by_name) if key is not None:
+                return getattr(self._whole(), str(key)) if by_name else self._whole()[key]
             case Output(of, index):
                 return self._made[of][index]
             case Call():

@@ -6,15 +6,14 @@ process starts. The graph is checked and planned as always; where its actors wou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 from crossfade.api.compiled import TRANSPORTS
 from crossfade.api.options import CompileOptions
 from crossfade.api.session import init, require
 from crossfade.engines.inline import InlineEngine
+from crossfade.engines.protocol import ActorSpec
 from crossfade.errors import SessionError
 from crossfade.graph.check import check
 from crossfade.graph.nodes import MultiOutputNode, Node
@@ -31,15 +30,7 @@ class _Elsewhere(InlineEngine):
 
     name = "elsewhere"
 
-    def start_actor(
-        self,
-        actor: str,
-        cls: type,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        gpus: tuple[int, ...] = (),
-        options: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
+    def start_actor(self, actor: ActorSpec) -> None:
         """Nothing is constructed."""
 
     def has_ended(self, actor: str) -> bool:

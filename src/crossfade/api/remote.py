@@ -13,7 +13,7 @@ from crossfade.api.accepted import INSTEAD, RAY_ACTOR_OPTIONS, RAY_METHOD_OPTION
 from crossfade.api.booking import amounts
 from crossfade.api.refs import CallRef, resolve
 from crossfade.api.session import current, require, require_same
-from crossfade.engines.protocol import READY
+from crossfade.engines.protocol import READY, ActorSpec
 from crossfade.errors import SessionError, UnknownActor
 from crossfade.graph.actors import CONSTRUCTOR, ActorInfo, Signatures
 from crossfade.graph.nodes import bind
@@ -178,7 +178,7 @@ class ActorClass:
             methods = _methods_of(cls)
             coroutines = _coroutines_of(cls, methods)
             info = ActorInfo(actor, cls.__name__, session.id, methods, coroutines, gpus, self._signatures)
-            session.engine.start_actor(actor, cls, args, kwargs, gpus, self._options)
+            session.engine.start_actor(ActorSpec(actor, cls, args, kwargs, gpus, self._options))
         except BaseException:
             session.forget_actor(actor, name)
             raise

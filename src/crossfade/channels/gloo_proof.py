@@ -24,11 +24,15 @@ import torch
 import torch.distributed as dist
 
 from crossfade.errors import ChannelError
+from crossfade.host.bulletin import Bulletin
 from crossfade.host.memory import Memory
 
-__all__ = ["KEY_BYTES", "MEET_S", "answer", "file_store", "open_gloo", "prove_all", "shared_key"]
+__all__ = ["KEY_BYTES", "MEET_S", "answer", "file_store", "open_gloo", "prove_all", "shared_key", "store_in"]
 
 _FileStore: Any = dist.FileStore  # type: ignore[attr-defined]
+_PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
+_Store: Any = dist.Store  # type: ignore[attr-defined]
+LOOPBACK = "127.0.0.1"
 
 KEY_BYTES = 32
 NONCE_BYTES = 32
@@ -38,6 +42,38 @@ MEET_S = 60.0
 """How long parties wait for each other in a store."""
 
 
+class _BulletinStore(_Store):  # type: ignore[misc]
+    """torch's store, whose values the parties of a `Bulletin` tell each other. It raises a ConnectionError or a TimeoutError. It
+    has to outlive what torch makes with it, which refers to torch's part of it only.
+    """
+
+    def __init__(self, bulletin: Bulletin, prefix: str) -> None:
+        super().__init__()
+        self._bulletin = bulletin
+        self._prefix = prefix
+
+    def set(self, key: str, value: bytes | str) -> None:
+        self._bulletin.put(self._prefix + key, value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        return self._bulletin.get(self._prefix + key, MEET_S)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._bulletin.has(self._prefix + key for key in keys)
+
+    def wait(self, keys: list[str], timeout: object = None) -> None:
+        for key in keys:
+            self.get(key)
+
+    def set_timeout(self, timeout: object) -> None:
+        """Nothing: it is always the same."""
+
+
+def store_in(place: Memory | Bulletin, prefix: str) -> Any:
+    """torch's store for parties that meet in memory that all of them see, or over a bulletin; keys have this prefix there."""
+    return _BulletinStore(place, prefix) if isinstance(place, Bulletin) else _PrefixStore(prefix, file_store(place))
+
+
 def file_store(memory: Memory, num_parties: int = -1) -> Any:
     """torch's store in memory that all parties see. It opens a path once more in its destructor: the memory has to outlive it."""
     store = _FileStore(f"/proc/self/fd/{memory.fd}", num_parties)
@@ -45,12 +81,12 @@ def file_store(memory: Memory, num_parties: int = -1) -> Any:
     return store
 
 
-def open_gloo(store: Any, key: bytes, parties: Sequence[str], me: int) -> Any:
-    """A process group of gloo, on loopback, whose members have proved to each other that they hold the key. Raises a
-    `ChannelError` if they could not connect.
+def open_gloo(store: Any, key: bytes, parties: Sequence[str], me: int, address: str = LOOPBACK) -> Any:
+    """A process group of gloo, which listens at this address of the host, and whose members have proved to each other that they
+    hold the key. Raises a `ChannelError` if they could not connect.
     """
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = datetime.timedelta(days=365)
     try:
         group: Any = dist.ProcessGroupGloo(store, me, len(parties), options)

@@ -9,27 +9,33 @@ Who waits for what (depth D): a writer has D *tokens*, takes one for each value,
 have given the record's credit (PL-3). So a landing always has room for what comes. A token travels with the next value that goes
 the other way, or when its process looks for work, or once half of them are due: fewer are never held back than that one is there.
 
-What a writer accepted and the connection has not taken is sent later, from where it lies: values must not be changed (CH-1).
+What a writer accepted and the connection has not taken is copied and sent later (CH-1), or from where it lies if it is read-only.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from crossfade.channels.landing import Landing
 from crossfade.channels.protocol import EMPTY, ChannelStatistics
 from crossfade.channels.ring_layout import BYTES, INLINE_BYTES, PICKLE, SLOT_BYTES, SLOT_MESSAGE
 from crossfade.channels.shm_reader import ShmReader
 from crossfade.channels.values.codec import PLAIN_TYPES, message_of, prepare
+from crossfade.channels.values.layout import Encoded, Pickled, encode
 from crossfade.channels.wire import Wire, padded
 from crossfade.errors import ChannelBroken, ChannelClosed
 
 __all__ = ["TcpReader", "TcpWriter"]
 
+_yield_core = os.sched_yield
+_MOMENT_MS = 1
+_LOOKS_A_PUMP = 8
+"""So often it also looks for what other readers of its host have given back."""
 _LOOK_NS = 40_000
-"""An answer from another core is there by then (30 us there and back); one from the same core comes when this side sleeps."""
+"""An answer from another core is there by then (30 us there and back); one from the same core comes when this side yields it."""
 
 
 class TcpWriter:
@@ -44,7 +50,9 @@ class TcpWriter:
         self._num_given = depth  # tokens, ever; changed by whoever receives
         self._num_taken = 0  # changed by the writer's thread
         self._reason = ""
-        self._is_closed = False
+        self.is_closed = False
+        self._has_left = False
+        self._staged: bytes | Encoded = b""
         self._num_values = 0
         self._num_bytes = 0
         wire.add_writer(channel, self)
@@ -56,22 +64,36 @@ class TcpWriter:
     def try_write(self, value: object) -> bool:
         if not self.has_room():
             return False
-        parts: list[bytes | memoryview]
         if type(value) is bytes:
-            kind, parts, size = BYTES if len(value) <= INLINE_BYTES else SLOT_BYTES, [value], len(value)
+            self._send(BYTES if len(value) <= INLINE_BYTES else SLOT_BYTES, [value], len(value))
         else:
             data = pickle.dumps(value, 5) if type(value) in PLAIN_TYPES else prepare(value)
-            if isinstance(data, bytes) and len(data) <= INLINE_BYTES:
-                kind, parts, size = PICKLE, [data], len(data)
-            else:
-                message = message_of(value) if isinstance(data, bytes) else data
-                kind, parts, size = SLOT_MESSAGE, padded(message), message.size_bytes
+            is_long = isinstance(data, bytes) and len(data) > INLINE_BYTES
+            self._send_message(message_of(value) if is_long else data)
+        return True
+
+    def stage(self, message: bytes | Encoded) -> None:
+        """The next value's pickle, or its message. Nothing is sent before `publish`. There must be room."""
+        self._staged = (
+            encode(Pickled(message, ())) if isinstance(message, bytes) and len(message) > INLINE_BYTES else message
+        )
+
+    def publish(self) -> None:
+        """Sends what is staged."""
+        self._send_message(self._staged)
+
+    def _send_message(self, message: bytes | Encoded) -> None:
+        if isinstance(message, bytes):
+            self._send(PICKLE, [message], len(message))
+        else:
+            self._send(SLOT_MESSAGE, padded(message), message.size_bytes)
+
+    def _send(self, kind: int, parts: Sequence[bytes | memoryview], size: int) -> None:
         self._num_taken += 1
         self._wire.send(self._channel, kind, parts, size)
         self._num_values += 1
         if size > INLINE_BYTES:
             self._num_bytes += size
-        return True
 
     def has_room(self) -> bool:
         self._raise_if_ended()
@@ -81,7 +103,7 @@ class TcpWriter:
         return self._num_given > self._num_taken
 
     def _raise_if_ended(self) -> None:
-        if self._is_closed:
+        if self.is_closed:
             raise ChannelClosed(f"channel {self.name} was closed by this side")
         if self._reason or self._wire.fault:
             raise ChannelBroken(f"channel {self.name} is broken: {self._reason or self._wire.fault}")
@@ -93,10 +115,17 @@ class TcpWriter:
     def break_off(self, reason: str) -> None:
         self._reason = self._reason or reason
 
-    def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
+    def end(self) -> None:
+        """Once nothing is written any more: the readers hear that no more values come. Idempotent."""
+        if not self._has_left:
+            self._has_left = True
             self._wire.send_end(self._channel)
+
+    leave = end
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.end()
 
     def statistics(self) -> ChannelStatistics:
         return ChannelStatistics(self._num_values, self._num_bytes)
@@ -113,6 +142,7 @@ class TcpReader:
         self._landing = landing
         self._has_nothing = ring.is_idle
         self._may_wait = True
+        self._num_looks = 0
         self._idle_since_ns = 0  # since when it has looked in vain after the last value; 0 if it has not
 
     def try_start(self) -> bool:
@@ -131,20 +161,25 @@ class TcpReader:
         return value
 
     def is_idle(self) -> bool:
-        """Looks at the wire. Once after each value, having looked for a while, it sleeps there a moment: the other side may need
-        the core.
+        """Looks at the wire and yields the core: a look is a system call, so fifty in a row, as `Doorbell` makes them, would keep
+        the other side waiting where both share a core. Once after each value, having looked in vain, it sleeps a moment.
         """
         if not self._has_nothing():
             return False
-        self._wire.attend()
-        if self._may_wait and self._has_nothing():
+        wire = self._wire
+        self._num_looks += 1
+        if wire.has_arrived() or wire.owes or not self._num_looks % _LOOKS_A_PUMP:
+            wire.pump()
+            return bool(self._has_nothing())
+        if self._may_wait:
             now_ns = time.monotonic_ns()
             self._idle_since_ns = self._idle_since_ns or now_ns
             if now_ns - self._idle_since_ns > _LOOK_NS:
                 self._may_wait = False
-                self._wire.await_arrival()
-                self._wire.attend()
-        return bool(self._has_nothing())
+                wire.has_arrived(_MOMENT_MS)
+                return True
+        _yield_core()
+        return True
 
     def release(self) -> None:
         """Nothing to do: a slot is free when its last view dies."""

@@ -26,6 +26,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Protocol
 
 from crossfade.channels.landing import Landing
@@ -45,9 +46,11 @@ _MOST_PARTS = 64
 """Parts that one system call sends; the kernel takes 1024."""
 _MOST_CALLS = 64
 """System calls of one look, so that one busy connection does not keep a thread from others."""
-_MOMENT_MS = 1
 _ATTENDED_NS = 1_200_000
 """Who has looked so lately is going to look again."""
+
+_COPIED_PER_S = 1.5e9
+"""Bytes that are copied into new memory in a second."""
 
 _GONE = "the connection was closed by the other side"
 
@@ -93,7 +96,7 @@ class Wire:
         self._has_due = False  # whether tokens are due that no look for work has sent
         self._writers: dict[int, Sender] = {}
         self._landings: dict[int, Landing] = {}
-        self._unsent: deque[memoryview] = deque()
+        self._unsent: deque[bytes | memoryview] = deque()
         self._inbox = memoryview(bytearray(_INBOX_BYTES))
         self._start = self._end = 0  # of what was received and not looked at
         self._target: memoryview | None = None  # where the rest of a value goes, while one is being received
@@ -140,8 +143,25 @@ class Wire:
     def send(self, channel: int, kind: int, parts: Sequence[bytes | memoryview], size: int) -> None:
         """Sends a value, or queues what the connection does not take now. Errors show in ``fault``."""
         with self._sending:
-            self._queue([*self._tokens(), _HEAD.pack(channel, kind, size), *parts])
+            frames = [*self._tokens(), _HEAD.pack(channel, kind, size), *parts]
+            self._queue([b"".join(frames)] if size <= INLINE_BYTES else frames)
             self._flush()
+            if self._unsent:
+                self._keep_rest()
+
+    def _keep_rest(self) -> None:
+        """Sends what is left of values that their owner may change, as long as a copy would take; then copies the rest (CH-1)."""
+        left_bytes = sum(len(part) for part in self._unsent if _may_change(part))
+        if left_bytes and self._socket is not None:
+            deadline = time.monotonic() + left_bytes / _COPIED_PER_S
+            poller = select.poll()
+            poller.register(self._socket, select.POLLOUT)
+            while self._unsent and not self.fault and (left_s := deadline - time.monotonic()) > 0:
+                poller.poll(1000 * left_s)
+                self._flush()
+        for place, part in enumerate(self._unsent):
+            if _may_change(part):
+                self._unsent[place] = bytes(part)
 
     def send_end(self, channel: int) -> None:
         """Says that no more values of a channel come."""
@@ -151,7 +171,7 @@ class Wire:
 
     def _queue(self, parts: Iterable[bytes | memoryview]) -> None:
         if not self.fault:
-            self._unsent.extend(memoryview(part) for part in parts)
+            self._unsent.extend(parts)
 
     def _tokens(self, *, only_due: bool = False) -> list[bytes]:
         """Frames for the tokens that are to be given back."""
@@ -170,8 +190,10 @@ class Wire:
         has_sent = False
         try:
             while self._unsent and self._socket is not None:
-                some = [self._unsent[k] for k in range(min(len(self._unsent), _MOST_PARTS))]
-                num_sent = self._socket.sendmsg(some)
+                if len(self._unsent) == 1:
+                    num_sent = self._socket.send(self._unsent[0])
+                else:
+                    num_sent = self._socket.sendmsg(list(islice(self._unsent, _MOST_PARTS)))
                 self.num_bytes_sent += num_sent
                 has_sent = True
                 self._drop(num_sent)
@@ -186,7 +208,7 @@ class Wire:
             num_sent -= len(first)
             self._unsent.popleft()
         if num_sent:
-            self._unsent[0] = self._unsent[0][num_sent:]
+            self._unsent[0] = memoryview(self._unsent[0])[num_sent:]
 
     # Receiving
 
@@ -195,11 +217,20 @@ class Wire:
         self._attended_ns = time.monotonic_ns()
         self.pump()
 
-    def await_arrival(self) -> None:
-        """Sleeps until something comes, at most a millisecond."""
-        if self._poller is not None and not self.fault:
-            self._poller.poll(_MOMENT_MS)
-            self._attended_ns = time.monotonic_ns()
+    @property
+    def owes(self) -> bool:
+        """Whether something is to be sent that `pump` sends."""
+        return self._has_due or bool(self._unsent)
+
+    def has_arrived(self, within_ms: int = 0) -> bool:
+        """Whether something has come, or comes within the time, in which it sleeps. For a thread that will look again at once."""
+        self._attended_ns = time.monotonic_ns()
+        if self._poller is None or self.fault:
+            return True
+        try:
+            return bool(self._poller.poll(within_ms))
+        except RuntimeError:  # another thread is in it
+            return True
 
     @property
     def is_attended(self) -> bool:
@@ -352,6 +383,10 @@ class Wire:
             self._unwatch()
             if self._stream is not None:
                 self._stream.close()
+
+
+def _may_change(part: bytes | memoryview) -> bool:
+    return isinstance(part, memoryview) and not part.readonly
 
 
 def _nothing() -> None:

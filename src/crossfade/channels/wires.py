@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import select
 import threading
-import time
 from collections.abc import Sequence
 
 from crossfade.channels.wire import Wire
@@ -18,7 +17,8 @@ from crossfade.host.semaphore import full_fence
 
 __all__ = ["Wires"]
 
-_PATIENCE_S = 0.0005
+_PATIENCE_MS, _MOST_PATIENCE_MS = 1, 4
+"""How long it leaves a connection to the party, twice as long each time: once woken it takes the interpreter from the party."""
 
 
 class Wires:
@@ -30,9 +30,9 @@ class Wires:
         self._fence = full_fence()
         self._is_closed = False
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        for wire in self.all:
-            wire.wants_room = self._wake
         self._thread = threading.Thread(target=self._look_after, name="crossfade-wires", daemon=True)
+        for wire in self.all:
+            wire.wants_room = self._wake  # a wire that connects just now may call it at once
         self._thread.start()
 
     def _wake(self) -> None:
@@ -44,9 +44,11 @@ class Wires:
         return any([wire.pump() for wire in self.all])
 
     def _look_after(self) -> None:
-        poller = select.poll()
+        poller, pause = select.poll(), select.poll()
         poller.register(self._wake_fd, select.POLLIN)
+        pause.register(self._wake_fd, select.POLLIN)  # which ends it: something is to be sent, or this is closed
         watched: dict[int, tuple[Wire, int]] = {}
+        patience_ms = _PATIENCE_MS
         while not self._is_closed:
             for wire in self.all:
                 wanted = (
@@ -65,13 +67,15 @@ class Wires:
                 os.eventfd_read(self._wake_fd)
             ours = [watched[fd][0] for fd in ready if fd in watched]
             if ours and all(wire.is_attended and not wire.has_unsent for wire in ours):
-                time.sleep(_PATIENCE_S)  # the party does it
+                pause.poll(patience_ms)  # the party does it
+                patience_ms = min(2 * patience_ms, _MOST_PATIENCE_MS)
                 continue
+            patience_ms = _PATIENCE_MS
             if any([wire.pump() for wire in ours]):
                 self._fence()
                 self._bell.ring_if_asleep()
             elif ours:
-                time.sleep(_PATIENCE_S)  # another thread is at it
+                pause.poll(_PATIENCE_MS)  # another thread is at it
 
     def close(self) -> None:
         """Ends all connections. Idempotent."""

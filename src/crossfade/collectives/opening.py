@@ -21,8 +21,10 @@ from crossfade.device.driver import HOST
 from crossfade.device.host_driver import HostDriver
 from crossfade.device.memory import Pool
 from crossfade.device.streams import Streams
+from crossfade.host.bulletin import Bulletin, FarAlive
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Memory
+from crossfade.host.processes import Alive, open_pidfd
 from crossfade.types import CollectiveKind, ReduceOp, Transport
 
 __all__ = ["host_context", "open_group"]
@@ -39,7 +41,7 @@ def host_context() -> DeviceContext:
 
 def open_group(
     transport: Transport,
-    store: Memory,
+    store: Memory | Bulletin,
     number: int,
     parties: Sequence[str],
     me: str,
@@ -52,7 +54,8 @@ def open_group(
 ) -> Group:
     """Opens this party's part of a group. All parties give the same ``transport``, ``number``, ``parties`` and ``terms``.
 
-    ``store`` is memory in which all parties meet, owned by this function from now on; ``number`` tells the groups of a plan apart.
+    ``store`` is memory in which all parties meet, owned by this function from now on; between hosts a bulletin, which stays
+    the caller's. ``bells`` are those of this host; ``number`` tells the groups of a plan apart.
     ``context`` is this party's device, or None for the CPU; transports of CPU tensors do not use it. ``communicator`` is the
     user's, which stays the caller's. ``on_death`` and ``buffer_bytes``: see `CopyMover`. Raises a `ChannelError` if the parties
     could not connect or another one cannot take part, and a `DeviceError` or `MissingDependency` if this one cannot.
@@ -71,7 +74,8 @@ def open_group(
         torch.cuda.device(device.device),
         ExitStack() as opened,
     ):  # another one may be this thread's; -1, the CPU, does nothing
-        opened.callback(store.close)
+        if isinstance(store, Memory):
+            opened.callback(store.close)
         if not is_on_device:
             opened.callback(device.pool.close)
         rendezvous = Rendezvous(store, number, parties, me)
@@ -88,8 +92,9 @@ def open_group(
             table = rendezvous.open_table(own, addresses, mover.signal_bytes, num_slots)
             opened.callback(table.close)
             pids = {party: pid for party, (pid, *_) in zip(parties, addresses, strict=True)}
-            others = Parties(parties, me, bells, {party: pid for party, pid in pids.items() if party != me})
-            opened.callback(others.alive.close)
+            alive = _alive(store, {party: pid for party, pid in pids.items() if party != me})
+            opened.callback(alive.close)
+            others = Parties(parties, me, bells, alive)
             _load_reductions(terms, device.device)
             opened.callback(mover.close)  # before its table
             descriptions = [(pids[party], text) for party, (_, text) in zip(parties, published, strict=True)]
@@ -97,6 +102,14 @@ def open_group(
             rendezvous.publish("ready", None)
         rendezvous.gather("ready")
         return Group(table, mover, device, others, opened.pop_all().close)
+
+
+def _alive(store: Memory | Bulletin, pids: Mapping[str, int]) -> Alive | FarAlive:
+    """Says which of the other parties are dead, or cannot be reached."""
+    if isinstance(store, Bulletin):
+        return FarAlive(store, list(pids))
+    with ExitStack() as undo:
+        return Alive({party: open_pidfd(pid, undo) for party, pid in pids.items()})
 
 
 def _load_reductions(terms: Sequence[Terms], device: int) -> None:

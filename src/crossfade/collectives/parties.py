@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 
+from crossfade.host.bulletin import FarAlive
 from crossfade.host.doorbell import Bell
-from crossfade.host.processes import Alive, open_pidfd
+from crossfade.host.processes import Alive
 
 __all__ = ["Parties"]
 
 
 class Parties:
-    """All parties, in the order of ranks. ``bells`` are the doorbells of all, ``pids`` the process ids of the others."""
+    """All parties, in the order of ranks. ``bells`` are the doorbells of those of this host, ``alive`` says who is not."""
 
-    def __init__(self, names: Sequence[str], me: str, bells: Mapping[str, Bell], pids: Mapping[str, int]) -> None:
+    def __init__(self, names: Sequence[str], me: str, bells: Mapping[str, Bell], alive: Alive | FarAlive) -> None:
         self.names = tuple(names)
         self.label = ", ".join(names)
         self.own_bell = bells[me]
-        self.other_bells = [bells[name] for name in names if name != me]
-        with ExitStack() as undo:
-            pidfds = {name: open_pidfd(pid, undo) for name, pid in pids.items()}
-            self.alive = Alive(pidfds)
+        self.other_bells = [bell for name, bell in bells.items() if name != me]
+        self.alive = alive
 
     def death(self, wait_s: float = 0.0) -> str:
         """A sentence that names the dead; empty if there are none.
@@ -29,4 +27,5 @@ class Parties:
         The system knows of a death before this party does: others that heard of it first may have left because of it.
         """
         dead = self.alive.check(wait_s)
-        return f"the process of {' and '.join(dead)} is gone" if dead else ""
+        how = "cannot be reached any more" if isinstance(self.alive, FarAlive) else "is gone"
+        return f"the process of {' and '.join(dead)} {how}" if dead else ""

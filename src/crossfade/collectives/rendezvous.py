@@ -1,7 +1,8 @@
 """How the parties of a group find each other, before they have a table.
 
 They meet in the store, memory that their driver gave to them alone, and publish there which descriptor of which process is their
-part of the table, and a random key that lies in it (`Memory.open_in`). All publish how each step went, so that all have a group or
+part of the table, and a random key that lies in it (`Memory.open_in`). Parties of several hosts meet over a `Bulletin`, and tell
+each other what changes in the parts. All publish how each step went, so that all have a group or
 none has.
 """
 
@@ -13,34 +14,40 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-import torch.distributed as dist
-
-from crossfade.channels.gloo_proof import MEET_S, file_store
+from crossfade.channels.gloo_proof import LOOPBACK, MEET_S, store_in
 from crossfade.collectives.table import Part, RendezvousTable, part_bytes
 from crossfade.errors import ChannelError
+from crossfade.host.bulletin import Bulletin
 from crossfade.host.memory import Memory
 
 __all__ = ["Rendezvous"]
 
-_PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 _LOOK_S = 0.001
 
 
 class Rendezvous:
     """The place where the parties of one group publish values for each other, step by step.
 
-    Owns ``memory``, which all of them see; ``number`` tells the groups of a plan apart; ``parties`` has the same order everywhere.
-    ``store`` is torch's view of it, for movers that need one.
+    Owns ``place`` if it is memory, which all of them see; ``number`` tells the groups of a plan apart; ``parties`` has the same
+    order everywhere. ``store`` is torch's view of it, for movers that need one, and keep it.
     """
 
-    def __init__(self, memory: Memory, number: int, parties: Sequence[str], me: str) -> None:
+    def __init__(self, place: Memory | Bulletin, number: int, parties: Sequence[str], me: str) -> None:
         self.parties = tuple(parties)
         self.me = me
         self.rank = self.parties.index(me)
-        self._memory = memory
-        self.store: Any = _PrefixStore(f"group {number}", file_store(memory))
+        self._place = place
+        self._topic = f"table {number}"
+        self.bulletin = place if isinstance(place, Bulletin) else None
+        self.store: Any = store_in(place, f"group {number}")
+
+    @property
+    def address(self) -> str:
+        """The address of this host at which the others connect to what movers open."""
+        return LOOPBACK if self.bulletin is None else self.bulletin.address
 
     @contextmanager
     def reporting(self, step: str) -> Iterator[None]:
@@ -87,6 +94,8 @@ class Rendezvous:
         self, own: Part, addresses: Sequence[tuple[int, int, str]], signal_bytes: int, num_slots: int
     ) -> RendezvousTable:
         """The table of all parts; ``own`` is closed with it."""
+        if self.bulletin is not None:
+            return self._far_table(self.bulletin, own, signal_bytes, num_slots)
         parts: list[Part] = []
         try:
             for rank, (pid, fd, key) in enumerate(addresses):
@@ -96,6 +105,15 @@ class Rendezvous:
                 part.close()
             raise
         return RendezvousTable(parts, self.rank)
+
+    def _far_table(self, bulletin: Bulletin, own: Part, signal_bytes: int, num_slots: int) -> RendezvousTable:
+        parts = [
+            own if rank == self.rank else Part.create(f"table-{party}", bytes(Part.KEY_BYTES), signal_bytes, num_slots)
+            for rank, party in enumerate(self.parties)
+        ]
+        table = RendezvousTable(parts, self.rank, partial(bulletin.tell, self._topic))
+        bulletin.listen(self._topic, lambda party, news: table.hear(self.parties.index(party), news))
+        return table
 
     def _open(self, rank: int, pid: int, fd: int, key: str, signal_bytes: int, num_slots: int) -> Part:
         try:
@@ -116,4 +134,5 @@ class Rendezvous:
     def close(self) -> None:
         """The group does not meet here any more. (torch opens a file store's path once more when it destroys the store.)"""
         self.store = None
-        self._memory.close()
+        if isinstance(self._place, Memory):
+            self._place.close()

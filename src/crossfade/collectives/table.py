@@ -15,6 +15,10 @@ each collective that may be under way no record is rewritten before all parties 
 A text that is too long for its record is written behind the records, at an offset that belongs to the slot; the file is sparse,
 so only written pages take memory. System calls write and read it, so it needs no mapping.
 
+**Several hosts.** Nobody has a part of another host mapped. There all have copies of all parts but their own: what a party changes
+in its part it tells the others (``tell``), each of whom changes its copy (`RendezvousTable.hear`). The order of one party's
+changes is kept, and that is all that the above needs.
+
 A thread that wants to be woken sets `is_waiting`, then a fence, then looks once more; a publisher (after a fence) reads
 `is_waiting` and posts `wake`.
 """
@@ -24,7 +28,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -41,6 +45,9 @@ _INLINE_BYTES = RECORD_BYTES - _HEAD.size
 _CELL = 8  # words from one counter to the next: a cache line
 _NUM_MESSAGES, _END, _IS_DONE, _IS_WAITING, _WAKE = (_CELL * k for k in range(1, 6))
 _WORD_BYTES = 8
+_NEWS = struct.Struct("<?Bqq")
+"""What a party tells of its part: whether it is done, its end, and of a new message its status and number; then the text."""
+_NO_MESSAGE = -1
 
 
 class Status(IntEnum):
@@ -176,13 +183,16 @@ class Part:
 
 
 class RendezvousTable:
-    """All parts, by rank, as the party of one rank has them. ``fence`` is a full memory fence."""
+    """All parts, by rank, as the party of one rank has them. ``fence`` is a full memory fence; ``tell`` tells the others what
+    changes, where their processes do not see this party's part.
+    """
 
-    def __init__(self, parts: Sequence[Part], rank: int) -> None:
+    def __init__(self, parts: Sequence[Part], rank: int, tell: Callable[[bytes], None] | None = None) -> None:
         self.parts = tuple(parts)
         self.own = parts[rank]
         self.others = tuple(part for part in parts if part is not self.own)
         self.fence = full_fence()
+        self._tell = tell
 
     def publish(self, message: Message) -> int:
         """Publishes it to all and wakes those who wait; returns its place in this party's sequence."""
@@ -191,10 +201,27 @@ class RendezvousTable:
         self.fence()
         own.num_messages = number + 1
         self.fence()
+        if self._tell is not None:
+            self._tell(_NEWS.pack(False, own.end, message.status, message.number) + message.text)
+            return number
         for part in self.others:
             if part.is_waiting:
                 part.wake.post()
         return number
+
+    def hear(self, rank: int, news: bytes) -> None:
+        """A party of another host has told of its part. One thread for each party calls it."""
+        part = self.parts[rank]
+        is_done, end, status, number = _NEWS.unpack_from(news)
+        if number != _NO_MESSAGE:
+            part.write(part.num_messages, Message(status, number, news[_NEWS.size :]))
+            self.fence()
+            part.num_messages += 1
+        self.fence()
+        part.end, part.is_done = max(part.end, end), part.is_done or is_done
+        self.fence()
+        if self.own.is_waiting or number == _NO_MESSAGE:
+            self.own.wake.post()
 
     def has_all(self, number: int) -> bool:
         """Whether all others have published message ``number``."""
@@ -251,6 +278,9 @@ class RendezvousTable:
 
     def _wake_others(self) -> None:
         self.fence()
+        if self._tell is not None:
+            self._tell(_NEWS.pack(bool(self.own.is_done), self.own.end, 0, _NO_MESSAGE))
+            return
         for part in self.others:
             part.wake.post()
 

@@ -50,6 +50,8 @@ def call(communicator: Any, method: str, what: str, *args: Any) -> Any:
 class OutgoingByCommunicator(Outgoing):
     """The writer's side, for one reader. Tensors on another kind of device than ``device`` stay in the message."""
 
+    ring: ShmWriter
+
     def __init__(self, ring: ShmWriter, communicator: Any, peer: int, device: str) -> None:
         self.ring = ring
         self._communicator = communicator

@@ -126,6 +126,8 @@ class _Kinds:
 class OutgoingCopies(Outgoing):
     """The writer's side."""
 
+    ring: ShmWriter
+
     def __init__(
         self,
         ring: ShmWriter,

@@ -92,6 +92,8 @@ class _Telling:
 class OutgoingToHost(Outgoing):
     """The writer's side, in a process that has devices."""
 
+    ring: ShmWriter
+
     def __init__(
         self,
         ring: ShmWriter,

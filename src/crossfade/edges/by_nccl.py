@@ -14,6 +14,7 @@ import torch
 
 from crossfade.channels.shm_reader import ShmReader
 from crossfade.channels.shm_ring import ShmWriter
+from crossfade.channels.tcp import TcpWriter
 from crossfade.channels.values.device_codec import Split, notes_of, places_of
 from crossfade.device.context import DeviceContext
 from crossfade.device.recorded import Begin, Recorded, Site
@@ -33,7 +34,7 @@ _NOTE = struct.Struct("<Q")
 class OutgoingNccl(Outgoing):
     """The writer's side. ``homes``: the devices of this process, in their order; ``links`` go to each reader."""
 
-    def __init__(self, ring: ShmWriter, homes: Sequence[DeviceContext], links: Sequence[NcclLink]) -> None:
+    def __init__(self, ring: ShmWriter | TcpWriter, homes: Sequence[DeviceContext], links: Sequence[NcclLink]) -> None:
         self.ring = ring
         self.sources = Sources(homes, len(links) * len(homes) * _NOTE.size)
         self.links = links

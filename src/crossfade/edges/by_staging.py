@@ -172,6 +172,8 @@ class _LaneIn:
 class OutgoingChunks(Outgoing):
     """The writer's side. ``homes``: the devices of this process, in their order; ``bells``: the readers', in their order."""
 
+    ring: ShmWriter
+
     def __init__(
         self, ring: ShmWriter, lanes: Lanes, chunks: Chunks, homes: Sequence[DeviceContext], bells: Sequence[Bell]
     ) -> None:

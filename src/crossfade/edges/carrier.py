@@ -1,8 +1,9 @@
 """The seam between a channel whose tensors travel apart from their message, and what carries the tensors.
 
-The message goes through a ring in shared memory (``channels.shm_ring``), which a channel *has*; so a value without such tensors is
-what it is in shared memory. The tensors go by a *carrier*, one file each: ``by_copies``, ``by_staging``, ``by_nccl``, ``by_host``,
-``by_communicator``. `DeviceWriter` and `DeviceReader` are the two ends, whatever carries.
+The message goes through a ring in shared memory (``channels.shm_ring``), which a channel *has*, or between hosts over a wire into
+such a ring (``channels.tcp``); so a value without such tensors is what it is there. The tensors go by a *carrier*, one file each:
+``by_copies``, ``by_staging``, ``by_nccl``, ``by_host``, ``by_communicator``. `DeviceWriter` and `DeviceReader` are the two
+ends, whatever carries.
 
 A carrier obeys PL-5: whatever waits on a stream for a tensor is enqueued after that which brings it. No method waits for a device.
 
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 from crossfade.channels.protocol import ChannelStatistics
 from crossfade.channels.shm_reader import ReadRecord, ShmReader
 from crossfade.channels.shm_ring import ShmWriter
+from crossfade.channels.tcp import TcpWriter
 from crossfade.channels.values.device_codec import Split
 from crossfade.device.recorded import Recorded, Site
 from crossfade.device.signals import Releasable
@@ -35,7 +37,7 @@ class Outgoing:
     ``ring`` is that of the messages.
     """
 
-    ring: ShmWriter
+    ring: ShmWriter | TcpWriter  # most carriers need one in shared memory
 
     @property
     def recorded(self) -> Sequence[Recorded]:

@@ -9,7 +9,7 @@ Nothing can release a transfer that only one side has enqueued, but the end of t
 what was sent and not asked for, into memory that is dropped, until the writer has closed too. When that takes too long, or the peer
 is dead, the communicator is aborted.
 
-The process groups are the plan's own. NCCL meets over the loopback interface only.
+The process groups are the plan's own. NCCL meets over the loopback interface, or between hosts over that of the host's address.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 import torch.distributed as dist
 
-from crossfade.channels.gloo_proof import MEET_S, file_store
+from crossfade.channels.gloo_proof import LOOPBACK, MEET_S, store_in
 from crossfade.device.completion import CompletionMark
 from crossfade.device.context import DeviceContext
 from crossfade.device.recorded import Begin
@@ -34,11 +34,12 @@ from crossfade.device.streams import Role
 from crossfade.edges.arrivals import Arrivals, Arriving, Requests
 from crossfade.edges.reader import DeviceReader
 from crossfade.errors import ChannelBroken, ChannelError, DeviceError
+from crossfade.host.bulletin import Bulletin
 from crossfade.host.memory import Memory
+from crossfade.host.tcp import let_nccl_meet_at
 
 __all__ = ["Group", "GroupFactory", "NcclLink", "nccl_group"]
 
-_PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 _WRITER, _READER = 0, 1
 _TAG = 0
 _GRACE_S = 2.0  # how long a link that closes waits for what is under way
@@ -60,18 +61,18 @@ class Group(Protocol):
         """Ends it at once, and releases streams that wait for the other side. May wait."""
 
 
-GroupFactory: TypeAlias = Callable[[Any, int, DeviceContext], Group]
-"""A store, this side's rank, and its device, to a process group of two."""
+GroupFactory: TypeAlias = Callable[[Any, int, DeviceContext, str], Group]
+"""A store, this side's rank, its device and its host's address, to a process group of two."""
 
 
-def nccl_group(store: Any, rank: int, home: DeviceContext) -> Group:
-    """NCCL's own. Raises a `DeviceError` if there is no GPU, or torch has no NCCL."""
+def nccl_group(store: Any, rank: int, home: DeviceContext, address: str = LOOPBACK) -> Group:
+    """NCCL's own, which meets at this address of the host. Raises a `DeviceError` if there is no GPU, or torch has no NCCL."""
     if home.is_host or not dist.is_nccl_available():
         raise DeviceError(
             "the transport 'nccl' needs a GPU on both sides, and torch built with NCCL",
             hint="'copy' and 'staged' also run where memory of the host has to stand in for a GPU's",
         )
-    os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    let_nccl_meet_at(address)
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = datetime.timedelta(days=365)  # deaths are found in other ways
     group: Any = dist.ProcessGroupNCCL(store, rank, 2, options)
@@ -176,7 +177,8 @@ class NcclLink:
 
     def __init__(
         self,
-        store: Memory,  # memory that both parties see, for meeting each other; stays the caller's
+        # Memory that both parties see, or what they tell each other between hosts; stays the caller's.
+        store: Memory | Bulletin,
         pair: tuple[str, str],  # the writer and the reader
         me: str,
         homes: Sequence[DeviceContext],  # for each of the writer's devices, this process's device
@@ -193,17 +195,21 @@ class NcclLink:
         self._late: dict[
             tuple[int, int], list[tuple[int, int]]
         ] = {}  # sent and not asked for: (lane, number) to its places
-        self._store = Memory(os.dup(store.fd))  # torch opens its path again in the store's destructor
-        meeting = file_store(self._store)
+        address = store.address if isinstance(store, Bulletin) else LOOPBACK
+        # torch opens its path again in the store's destructor
+        self._store = Memory(os.dup(store.fd)) if isinstance(store, Memory) else None
+        self._stores: list[Any] = []  # of the groups, each of which refers to a part of it only
         self.lanes: list[_Lane] = []  # one for each of the writer's devices
         with ExitStack() as undo:
             undo.callback(self._give_up)
             try:
                 for source, home in enumerate(homes):
                     with torch.cuda.device(home.device):  # for this thread, which may be a new one; nothing on the host
-                        store_of_lane = _PrefixStore(f"nccl/{pair[0]}/{pair[1]}/{source}", meeting)
+                        self._stores.append(store_in(self._store or store, f"nccl/{pair[0]}/{pair[1]}/{source}"))
                         stream = home.streams.get(Role.NCCL, f"{pair[0]} to {pair[1]} {source}")
-                        group = (make_group or nccl_group)(store_of_lane, _WRITER if self._is_writer else _READER, home)
+                        group = (make_group or nccl_group)(
+                            self._stores[-1], _WRITER if self._is_writer else _READER, home, address
+                        )
                         self.lanes.append(_Lane(home, group, stream))
                         self.lanes[-1].greet(self._is_writer)
             except RuntimeError as error:  # its traceback may hold the store, which therefore stays open
@@ -261,7 +267,12 @@ class NcclLink:
     def break_off(self, reason: str) -> None:
         """The other side is gone, or transfers mismatch: streams that wait for it are released. Any thread may call it."""
         self.reason = self.reason or reason
-        self._end("abort", self._store.close)
+        self._end("abort", self._close_store)
+
+    def _close_store(self) -> None:
+        self._stores.clear()
+        if self._store is not None:
+            self._store.close()
 
     def _end(self, how: str, and_then: Callable[[], None]) -> None:
         """Ends the communicators, in a thread, for that may take a while; ``and_then`` is called there once they are gone."""
@@ -302,7 +313,7 @@ class NcclLink:
             return False
         for lane in self.lanes:
             lane.close()
-        self._end("shutdown", self._store.close)
+        self._end("shutdown", self._close_store)
         self.readers.clear()
         self.requests.clear()
         self._is_drained = True

@@ -70,7 +70,7 @@ class Actor:
         self.look_after: Callable[[Callable[[], str]], None] = lambda failure: None  # see `Sentinel.look_after`
         self._gpus: tuple[int, ...] = ()
         self._doing = ""  # what is not an action of a plan
-        os.register_at_fork(after_in_child=self._forked)
+        _joined.append(self)
         doorbell.watch(connection.fileno(), self._mail_came)
 
     def serve(self) -> None:
@@ -377,10 +377,23 @@ class Actor:
             os.close(self._pidfds.popitem()[1])
         while self._bells:
             self._bells.popitem()[1].close()
+        _joined.remove(self)
 
-    def _forked(self) -> None:
+    def forked(self) -> None:
         """In a child that user code has forked: everything here is the parent's."""
         for part in self._parts.values():
             part.cursor.stop()
         self._is_stopped = self.is_forked = True
         self._connection.close()  # this process's descriptor only
+
+
+_joined: list[Actor] = []
+"""Those of this process that have not left it: one of the user's is joined again and again, and a fork's hook stays for ever."""
+
+
+def _forked() -> None:
+    for actor in _joined:
+        actor.forked()
+
+
+os.register_at_fork(after_in_child=_forked)

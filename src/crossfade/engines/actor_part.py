@@ -14,7 +14,7 @@ from crossfade.engines.board import device_memories, peers_of, uses_devices
 from crossfade.engines.communicators import Communicators
 from crossfade.engines.exchanges import Exchanges
 from crossfade.engines.machine import spin_us_for
-from crossfade.engines.rendezvous import Rendezvous, open_wires
+from crossfade.engines.rendezvous import Rendezvous, open_bulletin, open_wires
 from crossfade.engines.unpicklable import NotUnpickled
 from crossfade.engines.wiring import Wiring
 from crossfade.errors import ChannelBroken
@@ -110,10 +110,10 @@ class PartOpener:
 
         def make() -> Wiring:
             ends = device_ends, copies, self.break_off, self.exchanges, communicators.by_id
-            wires = open_wires(
-                plan, self.name, self.bells[self.name], self.doorbell, message.addresses, self.rendezvous
-            )
-            return Wiring(plan, self.name, board, heaps, self.bells, store, *ends, wires)
+            where = message.addresses, self.rendezvous
+            wires = open_wires(plan, self.name, self.bells[self.name], self.doorbell, *where)
+            bulletin = open_bulletin(plan, self.name, *where)
+            return Wiring(plan, self.name, board, heaps, self.bells, store, *ends, wires, bulletin)
 
         peers = peers_of(plan, self.name)
         with ExitStack() as undo:

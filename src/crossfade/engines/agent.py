@@ -111,6 +111,8 @@ class Agent:
                 self._tell(errands.Clock(number, time.monotonic_ns()))
             case errands.Look():
                 self._in_thread(self._look, errand)
+            case errands.AskEnds():
+                self._in_thread(self._tell_ends, errand)
 
     def _in_thread(self, function: Callable[[Any], None], errand: Any) -> None:
         threading.Thread(target=function, args=(errand,), name="crossfade-errand", daemon=True).start()
@@ -126,7 +128,7 @@ class Agent:
                     lambda fds: admission.admit(fds, lambda: None, _ADMISSION_S, is_borrowed=errand.is_borrowed),
                 )
             self._tell(errands.TakenIn(actor, self._processes.living[actor].pid))
-        except Exception as error:
+        except Exception as error:  # whatever it was, the driver waits for an answer
             self._tell(errands.TakenIn(actor, 0, f"{type(error).__name__}: {error}"))
 
     def _open_site(self, errand: errands.OpenSite) -> None:
@@ -134,13 +136,18 @@ class Agent:
         try:
             with ExitStack() as undo:
                 Site(errand.plan, errand.host, undo).hand_out(self._processes, errand.messages)
-        except Exception as error:
+        except Exception as error:  # as above
             for actor, message in errand.messages.items():
                 failure = Failure.capture(error, actor=actor, node=f"making its rings on {errand.host}")
                 self._tell(errands.FromActor(actor, control.Opened(message.number, failure)))
 
     def _look(self, errand: errands.Look) -> None:
         self._tell(errands.Seen(errand.number, tuple(self._processes.look(errand.timeout_s / 2))))
+
+    def _tell_ends(self, errand: errands.AskEnds) -> None:
+        self._processes.hear()
+        self._processes.bury_ending(list(self._processes.living))
+        self._tell(errands.EndsTold(errand.number))
 
     # What its actors have to say
 

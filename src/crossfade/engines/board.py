@@ -6,7 +6,7 @@ Who has nothing to do with devices imports nothing of them here.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,7 @@ __all__ = [
     "ring_states",
     "set_aside_bytes",
     "staged_layout",
+    "told_peers",
     "uses_devices",
     "wired_peers",
 ]
@@ -230,21 +231,21 @@ def link_parties(plan: Plan) -> list[str]:
     return sorted({party for spec in channels for party in (spec.writer, *spec.readers)})
 
 
-def heap_of(spec: ChannelSpec) -> str:
-    """Whose heap the slots of a ring lie in: the writer's, or for ``tcp`` one that the landing's process has for what comes in."""
-    return f"{spec.landing}<" if spec.transport is Transport.TCP else spec.writer
+def heap_of(plan: Plan, spec: ChannelSpec) -> str:
+    """Whose heap the slots of a ring lie in: the writer's, or one of the landing's process for what comes from other hosts."""
+    return f"{spec.landing}<" if plan.is_wired(spec) else spec.writer
 
 
 def heap_owners(plan: Plan, host: str = "") -> list[str]:
     """The heaps of a host."""
-    return list(dict.fromkeys(heap_of(place.spec) for place in places(plan, host)))
+    return list(dict.fromkeys(heap_of(plan, place.spec) for place in places(plan, host)))
 
 
 def heaps_of(plan: Plan, party: str) -> tuple[str, ...]:
     """The heaps that a party needs: its own, and those of the rings that it reads from."""
     return tuple(
         dict.fromkeys(
-            heap_of(place.spec)
+            heap_of(plan, place.spec)
             for place in places(plan, plan.host_of(party))
             if party == place.spec.writer or party in place.spec.readers
         )
@@ -253,8 +254,18 @@ def heaps_of(plan: Plan, party: str) -> tuple[str, ...]:
 
 def wired_peers(plan: Plan, party: str) -> list[str]:
     """The parties on other hosts with which one has a connection (`crossfade.channels.wire`), each once, in order."""
-    ends = [{spec.writer, spec.landing} for spec in plan.channels if spec.transport is Transport.TCP]
-    return sorted({peer for pair in ends if party in pair for peer in pair - {party}})
+    ends = [{spec.writer, spec.landing} for spec in plan.channels if plan.is_wired(spec)]
+    return _others(party, ends)
+
+
+def told_peers(plan: Plan, party: str) -> list[str]:
+    """The parties with which one shares a `Bulletin`: those of its collectives and NCCL edges that are not within one host."""
+    groups = [set(parties) for parties in (*(spec.parties for spec in plan.collectives), *nccl_links(plan))]
+    return _others(party, [group for group in groups if plan.is_apart(group)])
+
+
+def _others(party: str, groups: Iterable[set[str]]) -> list[str]:
+    return sorted({peer for group in groups if party in group for peer in group - {party}})
 
 
 def is_on_devices(spec: ChannelSpec | CollectiveSpec) -> bool:

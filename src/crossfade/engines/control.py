@@ -135,6 +135,7 @@ class Addresses:
 
     key: bytes
     of: Mapping[str, tuple[str, int]]  # address and port
+    of_host: Mapping[str, str]  # the address of each host, by its name
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossfade.channels.shm_reader import ShmReader
 from crossfade.channels.shm_ring import ShmWriter
+from crossfade.channels.tcp import TcpWriter
 from crossfade.device.capabilities import check_pairs, read_facts
 from crossfade.device.context import DeviceContext
 from crossfade.device.signals import WORD_BYTES, HostBoard, Releasable, SignalBoard
@@ -30,6 +31,7 @@ from crossfade.engines.device_turns import DeviceTurns
 from crossfade.engines.devices import Devices, distinct
 from crossfade.engines.explained import fault_text, torch_needed
 from crossfade.errors import ChannelBroken, DeviceError
+from crossfade.host.bulletin import Bulletin
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
 from crossfade.host.processes import Alive
@@ -120,9 +122,9 @@ class DeviceEnds:
         """The device on which collectives are done: the first."""
         return self._homes[0]
 
-    def meet(self, store: Memory) -> None:
-        """Makes this party's links of NCCL, each with the party at its other end, for which it waits. Any thread may call it;
-        ``store`` stays the caller's.
+    def meet(self, store: Memory, bulletin: Bulletin | None) -> None:
+        """Makes this party's links of NCCL, each with the party at its other end, for which it waits: in ``store``, or over
+        ``bulletin`` where that one is on another host. Both stay the caller's. Any thread may call it.
 
         Raises a `DeviceError` if this process has no GPU that NCCL can use, and a `ChannelError` if the parties could not connect,
         or meanwhile the plan was given up.
@@ -132,7 +134,8 @@ class DeviceEnds:
                 with torch_needed(_WHAT):
                     from crossfade.edges.nccl_link import NcclLink
                 homes = self._homes if self._party == pair[0] else self._targets(pair[0])
-                self._add_link(pair, NcclLink(store, pair, self._party, homes))
+                place = bulletin if bulletin is not None and self._plan.is_apart(pair) else store
+                self._add_link(pair, NcclLink(place, pair, self._party, homes))
 
     def _add_link(self, pair: tuple[str, str], link: NcclLink) -> None:
         with self._lock:
@@ -145,10 +148,10 @@ class DeviceEnds:
     def writer(
         self, place: RingPlace, board: mmap.mmap, heap: Heap, bells: Mapping[str, Bell], node: str = ""
     ) -> DeviceWriter:
-        """Opens the writing end of a channel. ``bells`` are all that this party knows; ``node`` is for errors."""
+        """Opens the writing end of a channel of this host. ``bells`` are all that this party knows; ``node`` is for errors."""
         spec, homes = place.spec, self._homes
         with torch_needed(_WHAT):
-            from crossfade.edges.writer import DeviceWriter
+            pass
         to_readers = [bells[reader] for reader in spec.readers]
         ring = ShmWriter(spec.id, place.block(board), heap, to_readers)
         carrier: Outgoing
@@ -165,9 +168,19 @@ class DeviceEnds:
 
                 carrier = OutgoingChunks(ring, lanes_of(place, board), self._chunks(place), homes, to_readers)
             case _:
-                from crossfade.edges.by_nccl import OutgoingNccl
+                return self.nccl_writer(spec, ring)
+        return self._written(spec, carrier)
 
-                carrier = OutgoingNccl(ring, homes, [self._links[self._party, reader] for reader in spec.readers])
+    def nccl_writer(self, spec: ChannelSpec, ring: ShmWriter | TcpWriter) -> DeviceWriter:
+        """Opens the writing end of a channel by NCCL, whose messages go through ``ring``."""
+        with torch_needed(_WHAT):
+            from crossfade.edges.by_nccl import OutgoingNccl
+        links = [self._links[self._party, reader] for reader in spec.readers]
+        return self._written(spec, OutgoingNccl(ring, self._homes, links))
+
+    def _written(self, spec: ChannelSpec, carrier: Outgoing) -> DeviceWriter:
+        from crossfade.edges.writer import DeviceWriter
+
         writer = DeviceWriter(carrier)
         self._writers.append((spec, writer))
         return writer
@@ -175,7 +188,9 @@ class DeviceEnds:
     def reader(
         self, place: RingPlace, board: mmap.mmap, heap: Memory, bell: Bell, copies: HostCopies | None
     ) -> DeviceReader:
-        """Opens a reading end of a channel. ``copies`` brings CPU tensors to the device, where they are wanted there."""
+        """Opens a reading end of a channel, from ``heap``; ``bell`` is that of whoever fills its ring. ``copies`` brings CPU
+        tensors to the device, where they are wanted there.
+        """
         spec, homes = place.spec, self._targets(place.spec.writer)
         index = spec.readers.index(self._party)
         with torch_needed(_WHAT):

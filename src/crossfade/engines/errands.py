@@ -12,9 +12,11 @@ from crossfade.plan.plan import Plan
 
 __all__ = [
     "AskClock",
+    "AskEnds",
     "Clock",
     "Door",
     "Ended",
+    "EndsTold",
     "FromActor",
     "Kill",
     "Look",
@@ -106,6 +108,20 @@ class Seen:
 
     number: int
     actors: tuple[ActorState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AskEnds:
+    """To the agent: tell of the actors that are ending now, which others may have noticed."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndsTold:
+    """Then: that was all."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ class FarHost:
         self._doorbell = doorbell
         self._told = told
         self._numbers = itertools.count()
+        self._ends_told = -1  # the highest number with which they were asked for
         self._answers: dict[tuple[type, Any], Any] = {}
         self._fd = self.connection.fileno()
         doorbell.watch(self._fd, self._converse)
@@ -142,6 +143,8 @@ class FarHost:
                 if process := self.processes.pop(actor, None):
                     process.fate.end = process.fate.end or f"on {self.name} {how}"
                     self._told.end(process)
+            case errands.EndsTold(number):
+                self._ends_told = max(self._ends_told, number)
             case errands.Door() | errands.TakenIn():
                 self._answers[type(message), message.actor] = message
             case errands.Clock() | errands.Seen():
@@ -154,6 +157,12 @@ class FarHost:
         self._doorbell.wait_until(lambda: self.is_lost or (errands.Seen, number) in self._answers, timeout_s)
         answer = self._answers.pop((errands.Seen, number), None)
         return {} if answer is None else {each.actor: each for each in answer.actors}
+
+    def ask_ends(self) -> Callable[[], bool]:
+        """Asks for the actors that are ending now. Returns what says whether the agent has told of them all, or is lost itself."""
+        number = next(self._numbers)
+        self.say(errands.AskEnds(number))
+        return lambda: self.is_lost or self._ends_told >= number
 
     # Ending
 

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
-from types import MappingProxyType
 from typing import Any
 
 from crossfade.channels.local import LocalReader, open_local
@@ -22,7 +21,7 @@ from crossfade.engines.communicators import refuse_entangled
 from crossfade.engines.control import Constants
 from crossfade.engines.driver import DriverEnds, channel_statistics
 from crossfade.engines.explained import torch_needed
-from crossfade.engines.protocol import ActorStatistics, Arrival, method_of
+from crossfade.engines.protocol import ActorSpec, ActorStatistics, Arrival, Places, method_of
 from crossfade.engines.state import ActorState, PartState, RingState, State
 from crossfade.engines.unpicklable import CulpritNamed, arguments, constants
 from crossfade.errors import ActorDiedError, ActorStartError, ChannelError, Failure, PlanError
@@ -75,23 +74,16 @@ class InlineEngine:
         self._lock = threading.RLock()  # a method may use a graph itself
 
     @interruptible
-    def start_actor(
-        self,
-        actor: str,
-        cls: type,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        gpus: tuple[int, ...] = (),
-        options: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
-        with CulpritNamed(arguments(f"the constructor of {cls.__name__}", args, kwargs)):
-            payload = dump_in_band((tuple(args), dict(kwargs)))
+    def start_actor(self, actor: ActorSpec) -> None:
+        cls = actor.cls
+        with CulpritNamed(arguments(f"the constructor of {cls.__name__}", actor.args, actor.kwargs)):
+            payload = dump_in_band((tuple(actor.args), dict(actor.kwargs)))
         try:
             copied_args, copied_kwargs = pickle.loads(payload)
             with self._lock:
-                self._instances[actor] = cls(*copied_args, **copied_kwargs)
+                self._instances[actor.name] = cls(*copied_args, **copied_kwargs)
         except (Exception, SystemExit) as error:
-            self._dead[actor] = Failure.capture(error, actor=actor, node=f"{cls.__name__}.__init__")
+            self._dead[actor.name] = Failure.capture(error, actor=actor.name, node=f"{cls.__name__}.__init__")
 
     def _instance(self, actor: str) -> Any:
         if actor in self._dead:
@@ -126,8 +118,8 @@ class InlineEngine:
         """All actors are in this process, and nothing goes between GPUs."""
         return _DoneCall(Topology())
 
-    def hosts(self, actors: Sequence[str]) -> Mapping[str, str]:
-        return {}
+    def places(self, actors: Sequence[str]) -> Places:
+        return Places()
 
     def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool, debug: bool = False) -> _InlinePlan:
         instances = {actor: self._instance(actor) for actor in plan.programs if actor != DRIVER}

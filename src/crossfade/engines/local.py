@@ -11,7 +11,6 @@ import itertools
 import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from crossfade.channels.values.codec import dump_in_band, hint_for_unpickling
@@ -20,6 +19,7 @@ from crossfade.engines.communicators import entangled, refuse_entangled
 from crossfade.engines.explained import explained
 from crossfade.engines.local_plan import LocalPlan
 from crossfade.engines.local_processes import SHUT_DOWN, AnyProcess, Processes
+from crossfade.engines.protocol import ActorSpec, Places
 from crossfade.engines.state import State
 from crossfade.engines.unpicklable import CulpritNamed, arguments
 from crossfade.errors import ActorStartError, Failure, GraphError, SessionError
@@ -100,22 +100,13 @@ class LocalEngine:
     def doorbell(self) -> Doorbell:
         return self.processes.doorbell
 
-    def start_actor(
-        self,
-        actor: str,
-        cls: type,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        gpus: tuple[int, ...] = (),
-        options: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
-        with explained(ActorStartError, f"actor {actor} could not be started"):
+    def start_actor(self, actor: ActorSpec) -> None:
+        cls, args, kwargs = actor.cls, tuple(actor.args), dict(actor.kwargs)
+        with explained(ActorStartError, f"actor {actor.name} could not be started"):
             things = ((f"class {cls.__name__}", cls), *arguments(f"the constructor of {cls.__name__}", args, kwargs))
-            with CulpritNamed(things):
-                payload = dump_in_band(
-                    (cls, tuple(args), dict(kwargs))
-                )  # before the process starts, since it may raise
-            self._start(control.Create(actor, payload, gpus), options)
+            with CulpritNamed(things):  # before the process starts, since it may raise
+                payload = dump_in_band((cls, args, kwargs))
+            self._start(control.Create(actor.name, payload, actor.gpus), actor.options)
 
     def _start(self, first: control.Create, options: Mapping[str, Any]) -> None:
         """Starts an actor's process, whose first message this is. The session has looked after its ``options``."""
@@ -140,8 +131,8 @@ class LocalEngine:
         process.send(message)
         return call
 
-    def hosts(self, actors: Sequence[str]) -> Mapping[str, str]:
-        return {}
+    def places(self, actors: Sequence[str]) -> Places:
+        return Places()
 
     def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool, debug: bool = False) -> LocalPlan:
         processes = self.processes

@@ -158,7 +158,7 @@ class LocalPlan:
                 raise answer.failure.to_error()
             ports[actor] = answer.port
         of = {party: (processes.addresses[plan.host_of(party)], port) for party, port in ports.items()}
-        return control.Addresses(key, of)
+        return control.Addresses(key, of, {host: processes.addresses[host] for host in set(plan.hosts.values())})
 
     def _missing(self, kind: type) -> list[str]:
         is_alive = self._processes.is_alive

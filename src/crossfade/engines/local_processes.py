@@ -37,7 +37,7 @@ _GRACE_S = 1.0
 _ENDING_S = 1.0
 """How long the fault of one actor is held back for another actor that is ending, which may be the reason."""
 _FAR_ENDING_S = 2.0
-"""The same where actors are on other hosts: longer than a worker of Ray's takes to notice the end of its node."""
+"""The same where actors are on other hosts, whose agents may not answer."""
 
 
 AnyProcess: TypeAlias = ActorProcess | FarProcess
@@ -293,8 +293,11 @@ class Processes:
         """Waits for those actors that are ending: when this returns, plans know of deaths that others may have noticed by now."""
         deadline = time.monotonic() + _ENDING_S
         far = [process for actor in actors if isinstance(process := self.living.get(actor), FarProcess)]
-        if far:  # their agents tell, after the connections that others had with them
-            self.doorbell.wait_until(lambda: any(process.fate.end for process in far), _FAR_ENDING_S)
+        told = [host.ask_ends() for host in {process.host for process in far}]
+        if told:
+            self.doorbell.wait_until(
+                lambda: any(process.fate.end for process in far) or all(is_told() for is_told in told), _FAR_ENDING_S
+            )
         for process in [found for actor in actors if (found := self.living.get(actor))]:
             with self.ending:
                 if process.fate.end or not process.await_ending(deadline - time.monotonic()):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 from crossfade.channels.protocol import EMPTY
+from crossfade.cluster import Places
 from crossfade.engines.state import State
 from crossfade.errors import ChannelError
 from crossfade.host.doorbell import DEFAULT_SPIN_US
@@ -20,6 +20,7 @@ __all__ = [
     "DEFAULT_SPIN_US",
     "EMPTY",
     "READY",
+    "ActorSpec",
     "ActorStatistics",
     "Arrival",
     "Engine",
@@ -27,6 +28,7 @@ __all__ = [
     "LoopBell",
     "OpenPlan",
     "PendingCall",
+    "Places",
     "method_of",
 ]
 
@@ -55,6 +57,18 @@ class GraphStatistics:
     num_finished: int  # executions whose results have reached the driver
     num_inflight: int
     actors: Mapping[str, ActorStatistics]  # counters of each party, the driver included
+
+
+@dataclass(frozen=True, slots=True)
+class ActorSpec:
+    """An actor that is to be started."""
+
+    name: str
+    cls: type
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    gpus: tuple[int, ...] = ()  # indices of the GPUs that the session has booked for it
+    options: Mapping[str, Any] = field(default_factory=dict)  # the user's, for an engine that places actors itself
 
 
 class PendingCall(Protocol):
@@ -161,18 +175,8 @@ class Engine(Protocol):
     name: str
     places_actors: bool  # whether it finds resources for actors itself: the session books none then
 
-    def start_actor(
-        self,
-        actor: str,
-        cls: type,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        gpus: tuple[int, ...] = (),
-        options: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
-        """Starts an actor, which has the GPUs of these indices; does not wait for its constructor. ``options`` are the user's, for
-        an engine that places actors itself.
-        """
+    def start_actor(self, actor: ActorSpec) -> None:
+        """Starts an actor; does not wait for its constructor."""
 
     def call(
         self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], num_returns: int = 1
@@ -184,8 +188,9 @@ class Engine(Protocol):
     def ask_topology(self, actor: str) -> PendingCall:
         """The GPUs that an actor's process can see and how they are linked, nothing measured: a `crossfade.topology.Topology`."""
 
-    def hosts(self, actors: Sequence[str]) -> Mapping[str, str]:
-        """Where these actors and the driver are, once they are somewhere; nothing where that is the same for all.
+    def places(self, actors: Sequence[str]) -> Places:
+        """Where these actors and the driver are, once they are somewhere, and the GPUs that the engine has given them: their
+        indices on their host. No hosts where all are on one; nothing where the session places actors.
 
         Raises:
             ActorStartError, ActorDiedError: an actor is nowhere.

@@ -12,12 +12,12 @@ a graph that is taken over, get a daemon thread that serves beside Ray's (`cross
 from __future__ import annotations
 
 import inspect
+import os
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from crossfade.engines import control
@@ -25,17 +25,18 @@ from crossfade.engines.admission import Admission, come_in
 from crossfade.engines.agent import Agent
 from crossfade.engines.far import FarHost, FarProcess, Told
 from crossfade.engines.local import LocalEngine
+from crossfade.engines.protocol import Places
 from crossfade.engines.serving import exit_with, serve
 from crossfade.errors import ActorDiedError, ActorError, ActorStartError, MissingDependency
 from crossfade.host.doorbell import DEFAULT_SPIN_US
 from crossfade.host.frames import new_key
-from crossfade.host.tcp import meet
+from crossfade.host.tcp import let_nccl_meet_at, meet
 from crossfade.types import DRIVER
 
 __all__ = ["RayEngine", "Where", "is_running", "start_ray"]
 
 _ADMISSION_S = 60.0
-_RESTART_LOOK_S = 0.2
+_MASK = "CUDA_VISIBLE_DEVICES"
 _PASSED_ON = (
     "num_cpus",
     "num_gpus",
@@ -60,14 +61,22 @@ class Where:
     node: str  # Ray's id of the node
     address: str  # the node's IP address
     coroutines: frozenset[str] = frozenset()  # names of the actor's methods that are declared with ``async def``
-    num_gpus: int = 0  # GPUs that Ray has given it
+    gpus: tuple[int, ...] = ()  # indices of the GPUs that Ray has given it, as its process counts them
 
 
 class _Served:
     """The class of the Ray actors that run ``@crossfade.remote`` classes."""
 
     def crossfade_where(self) -> Where:
-        return _where(self)
+        """Asked first of all, before anything has started CUDA here: all GPUs of the host are to be seen, as by local actors, since
+        memory of a GPU that is not seen cannot be opened.
+        """
+        where = _where(self)
+        if all(each.isdigit() for each in os.environ.get(_MASK, "").split(",")):  # not names of GPUs, nor none at all
+            os.environ.pop(_MASK, None)
+        with suppress(OSError):  # no interface has it, behind a translation of addresses say: then NCCL chooses
+            let_nccl_meet_at(where.address)
+        return where
 
     def crossfade_serve(self, path: str, key: bytes, spin_us: float) -> None:
         """Holds the main thread until the actor is to stop, which ends the process."""
@@ -102,7 +111,9 @@ def _where(instance: object) -> Where:
 
     context = ray.get_runtime_context()
     names = [name for name in dir(type(instance)) if inspect.iscoroutinefunction(getattr(type(instance), name))]
-    return Where(context.get_node_id(), ray.util.get_node_ip_address(), frozenset(names), len(ray.get_gpu_ids()))
+    ids = [str(each) for each in ray.get_gpu_ids()]
+    gpus = sorted(int(each) if each.isdigit() else place for place, each in enumerate(ids))
+    return Where(context.get_node_id(), ray.util.get_node_ip_address(), frozenset(names), tuple(gpus))
 
 
 def _serve_beside(instance: object, path: str, key: bytes, spin_us: float) -> None:
@@ -125,9 +136,11 @@ class _Launched:
     error: BaseException | None = None
 
     def ask_where(self) -> Any:
+        """Ray answers once the actor is there, also where it is being restarted: then it asks again by itself."""
+        again = {"max_task_retries": -1 if self.can_restart else 0}
         if self.is_borrowed:
-            return self.handle.__ray_call__.remote(_where)
-        return self.handle.crossfade_where.remote()
+            return self.handle.__ray_call__.options(**again).remote(_where)
+        return self.handle.crossfade_where.options(**again).remote()
 
     def ask_to_come(self, path: str, key: bytes, spin_us: float) -> Any:
         if self.is_borrowed:
@@ -188,11 +201,7 @@ class RayEngine(LocalEngine):
         self._launched[launched.name] = launched
         launched.error = None
         launched.has_come.clear()
-        self._ask_where(launched)
-
-    def _ask_where(self, launched: _Launched) -> None:
-        reference = launched.ask_where()
-        reference.future().add_done_callback(lambda future: self._asked.put((launched, future)))
+        launched.ask_where().future().add_done_callback(lambda future: self._asked.put((launched, future)))
 
     def _place_all(self) -> None:
         """In a thread: takes actors on as Ray places them, one after the other."""
@@ -200,12 +209,10 @@ class RayEngine(LocalEngine):
             launched, future = placed
             try:
                 launched.where = future.result()
+                if not launched.is_borrowed:
+                    launched.first = replace(launched.first, gpus=launched.where.gpus)
                 self._take_on(launched)
-            except BaseException as error:
-                if launched.can_restart and _is_restarting(error) and not self.processes.is_closed:
-                    time.sleep(_RESTART_LOOK_S)  # Ray tells nobody when it is done
-                    self._ask_where(launched)
-                    continue
+            except Exception as error:  # whatever it was, others wait for the actor
                 launched.error = error
             launched.has_come.set()
 
@@ -238,7 +245,7 @@ class RayEngine(LocalEngine):
             path = host.take_in(process, launched.first, key)
             reference = launched.ask_to_come(path, key, self.processes.spin_us)
             host.await_taken_in(process, _raise_if_failed(reference))
-        except BaseException as error:
+        except Exception as error:
             process.fate.end = process.fate.end or f"it did not come: {error}"
             self.processes.ended(process)
             raise
@@ -267,10 +274,11 @@ class RayEngine(LocalEngine):
         """A host is gone; the next actor on its node needs another agent."""
         self.processes.far_hosts.pop(host.name, None)
 
-    def hosts(self, actors: Sequence[str]) -> Mapping[str, str]:
-        found = {DRIVER: self._hosts[self._own.node]}
-        found |= {actor: self._hosts[self.where(actor).node] for actor in actors}
-        return found if len(set(found.values())) > 1 else {}
+    def places(self, actors: Sequence[str]) -> Places:
+        hosts = {DRIVER: self._hosts[self._own.node]}
+        hosts |= {actor: self._hosts[self.where(actor).node] for actor in actors}
+        gpus = {actor: launched.first.gpus for actor in actors if (launched := self._launched[actor]).first.gpus}
+        return Places(hosts if len(set(hosts.values())) > 1 else {}, gpus)
 
     def _settle(self, actor: str) -> None:
         """Waits until an actor has come, also one that Ray is restarting. An `ActorError` if it does not."""
@@ -302,8 +310,9 @@ class RayEngine(LocalEngine):
     def _kill(self, handle: Any) -> None:
         import ray
 
-        with suppress(Exception):  # Ray has ended, or does not know it any more
-            ray.kill(handle, no_restart=True)
+        if ray.is_initialized():
+            with suppress(ray.exceptions.RayError, ValueError):  # it does not know it any more
+                ray.kill(handle, no_restart=True)
 
     def close(self) -> None:
         super().close()
@@ -320,12 +329,6 @@ class RayEngine(LocalEngine):
                 self._kill(launched.handle)
         for agent in self._agents.values():
             self._kill(agent)
-
-
-def _is_restarting(error: BaseException) -> bool:
-    import ray
-
-    return isinstance(error, ray.exceptions.ActorUnavailableError)
 
 
 def _raise_if_failed(reference: Any) -> Callable[[], None]:

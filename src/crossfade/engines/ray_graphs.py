@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
+from operator import methodcaller
 from typing import Any
 
 import ray
@@ -165,7 +166,7 @@ def steps_of(outputs: Iterable[Any]) -> list[Step]:
         by_handle.setdefault(id(node._get_actor_handle()), []).append(node)
     before = {node: set(sources) for node, sources in nodes.items()}
     for calls in by_handle.values():
-        for first, second in pairwise(sorted(calls, key=_bind_index)):  # type: ignore[arg-type]
+        for first, second in pairwise(sorted(calls, key=methodcaller("_get_bind_index"))):
             before[second].add(first)
     places = _collectives(nodes)
     for node, group in places.items():  # all places of a collective are made with the first

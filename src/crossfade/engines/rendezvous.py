@@ -1,23 +1,29 @@
-"""How the connections between a plan's parties on different hosts are made. Nobody waits for them: what is sent before is kept.
-
-Of two parties the one whose name comes first lets the other connect.
+"""How the connections between a plan's parties on different hosts are made: wires, which nobody waits for, since what is sent
+before is kept, and those of bulletins.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeAlias
 
 from crossfade.channels.wire import Wire
-from crossfade.engines.board import wired_peers
+from crossfade.engines.board import told_peers, wired_peers
 from crossfade.engines.control import Addresses
+from crossfade.host.bulletin import Bulletin
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.tcp import Meeting, Stream, meet
 from crossfade.plan.plan import Plan
 
-__all__ = ["Rendezvous", "listeners", "open_wires"]
+__all__ = ["Rendezvous", "listeners", "open_bulletin", "open_wires"]
 
 _CONNECT_S = 20.0
+_BULLETIN = "\0"
+"""With this before its name whoever connects says that it is for its bulletin. No actor's name begins so."""
+
+Taker: TypeAlias = Callable[[Stream], None]
 
 
 class Rendezvous:
@@ -25,30 +31,30 @@ class Rendezvous:
 
     def __init__(self, address: str, key: bytes) -> None:
         self._lock = threading.Lock()
-        self._wires: dict[str, Wire] = {}  # by peer
-        self._come: dict[str, Stream] = {}  # those whose wire is not there yet
+        self._takers: dict[str, Taker] = {}  # of those who have not come, by what they say
+        self._come: dict[str, Stream] = {}  # those whose taker is not there yet
         self._meeting = Meeting(address, key, self._on_come)
         self.port = self._meeting.port
 
-    def _on_come(self, peer: str, stream: Stream) -> bool:
+    def _on_come(self, name: str, stream: Stream) -> bool:
         with self._lock:
-            wire = self._wires.pop(peer, None)
-            if wire is None:
-                if peer in self._come:
+            taker = self._takers.pop(name, None)
+            if taker is None:
+                if name in self._come:
                     return False
-                self._come[peer] = stream
+                self._come[name] = stream
                 return True
-        wire.connect(stream)
+        taker(stream)
         return True
 
-    def expect(self, wire: Wire) -> None:
-        """A wire's peer connects here, or has done so."""
+    def expect(self, name: str, taker: Taker) -> None:
+        """Somebody connects here who says this, or has done so: ``taker`` gets the stream."""
         with self._lock:
-            stream = self._come.pop(wire.peer, None)
+            stream = self._come.pop(name, None)
             if stream is None:
-                self._wires[wire.peer] = wire
+                self._takers[name] = taker
                 return
-        wire.connect(stream)
+        taker(stream)
 
     def close(self) -> None:
         """Nobody is let in any more. Idempotent."""
@@ -60,7 +66,11 @@ class Rendezvous:
 
 def listeners(plan: Plan) -> list[str]:
     """The parties to which others connect."""
-    return [party for party in plan.programs if any(party < peer for peer in wired_peers(plan, party))]
+    return [party for party in plan.programs if _listens(plan, party)]
+
+
+def _listens(plan: Plan, party: str) -> bool:
+    return any(party < peer for peer in (*wired_peers(plan, party), *told_peers(plan, party)))
 
 
 def open_wires(
@@ -74,18 +84,48 @@ def open_wires(
     """A party's wires, by peer. They connect in the background; one that cannot has a fault."""
     wires = {peer: Wire(bell, doorbell, peer, plan.host_of(peer)) for peer in wired_peers(plan, party)}
     for peer, wire in wires.items():
-        if party < peer and rendezvous is not None:
-            rendezvous.expect(wire)
-        elif addresses is not None:
-            arguments = (wire, *addresses.of[peer], addresses.key, party)
-            threading.Thread(target=_connect, args=arguments, name="crossfade-connect", daemon=True).start()
+        _join(party, peer, "", wire.connect, wire.break_off, addresses, rendezvous)
     return wires
 
 
-def _connect(wire: Wire, address: str, port: int, key: bytes, party: str) -> None:
+def open_bulletin(
+    plan: Plan,
+    party: str,
+    addresses: Addresses | None,
+    rendezvous: Rendezvous | None,
+) -> Bulletin | None:
+    """A party's bulletin, if it has collectives or NCCL edges with parties of other hosts. It connects in the background."""
+    peers = told_peers(plan, party)
+    if not peers or addresses is None:
+        return None
+    bulletin = Bulletin(party, addresses.of_host[plan.host_of(party)], peers)
+    for peer in peers:
+        take, fail = partial(bulletin.connect, peer), partial(bulletin.lose, peer)
+        _join(party, peer, _BULLETIN, take, fail, addresses, rendezvous)
+    return bulletin
+
+
+def _join(
+    party: str,
+    peer: str,
+    what: str,  # before the name
+    taker: Taker,
+    fail: Callable[[str], None],
+    addresses: Addresses | None,
+    rendezvous: Rendezvous | None,
+) -> None:
+    """Of two parties the one whose name comes first lets the other connect."""
+    if party < peer and rendezvous is not None:
+        rendezvous.expect(what + peer, taker)
+    elif addresses is not None:
+        arguments = (what + party, *addresses.of[peer], addresses.key, taker, fail)
+        threading.Thread(target=_connect, args=arguments, name="crossfade-connect", daemon=True).start()
+
+
+def _connect(name: str, address: str, port: int, key: bytes, taker: Taker, fail: Callable[[str], None]) -> None:
     try:
-        stream = meet(address, port, key, party, _CONNECT_S)
+        stream = meet(address, port, key, name, _CONNECT_S)
     except (OSError, EOFError) as error:
-        wire.break_off(f"it could not be opened: {error}")
+        fail(f"it could not be opened: {error}")
     else:
-        wire.connect(stream)
+        taker(stream)

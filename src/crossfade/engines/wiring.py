@@ -20,7 +20,8 @@ from crossfade.collectives.protocol import Collective
 from crossfade.edges.life import Event
 from crossfade.engines.board import RingPlace, action_of, heap_of, is_on_devices, link_parties, places
 from crossfade.engines.explained import torch_needed
-from crossfade.errors import MissingDependency
+from crossfade.errors import ChannelError, MissingDependency
+from crossfade.host.bulletin import Bulletin
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
 from crossfade.plan.actions import Action, Verb
@@ -43,6 +44,7 @@ __all__ = ["Wiring"]
 
 
 _JOIN_S = 5.0
+_MEET_S = 60.0
 
 
 class Wiring:
@@ -67,11 +69,13 @@ class Wiring:
         exchanges: Exchanges | None = None,
         # The user-defined communicators that move tensors, by id; they stay the caller's.
         communicators: Mapping[str, Any] | None = None,
-        wires: Mapping[str, Wire]
-        | None = None,  # its connections to other hosts, by peer; owned by the wiring from now on
+        # Its connections to other hosts, by peer, and its bulletin, if it has one; owned by the wiring from now on.
+        wires: Mapping[str, Wire] | None = None,
+        bulletin: Bulletin | None = None,
     ) -> None:
         self.ends = Ends()
         self._wire_to = wires or {}
+        self._bulletin = bulletin
         self.wires: Wires | None = None  # the thread that looks after them, if there are any
         self.device_ends = device_ends
         self._on_death = on_death
@@ -93,17 +97,31 @@ class Wiring:
                 store.close()
             self.give_up()
             raise
+        if bulletin is not None:
+            bulletin.on_lost = self._lose
+            for peer in list(bulletin.lost):  # meanwhile
+                self._lose(peer)
+
+    def _lose(self, peer: str) -> None:
+        """A peer of another host cannot be reached any more. Any thread may call it."""
+        self.break_off(peer, f"{peer} cannot be reached any more")
+        self._bells[self._party].ring_if_asleep()
 
     def _open(self, board: mmap.mmap, store: Memory | None) -> None:
         plan, party = self._plan, self._party
+        if self._bulletin is not None:
+            try:
+                self._bulletin.await_peers(_MEET_S)
+            except (ConnectionError, TimeoutError) as error:
+                raise ChannelError(f"{party} could not meet those of other hosts: {error}") from error
         if store is not None and self.device_ends is not None:
-            self.device_ends.meet(store)
+            self.device_ends.meet(store, self._bulletin)
         self._open_groups(store)  # in one order everywhere: each waits for its parties
         self._link = self._open_link(store)
         own_heap = Heap(self._heaps[party]) if party in self._heaps else None
         self._open_wires(board)
         for place in places(plan, plan.host_of(party)):
-            if place.spec.transport is Transport.TCP:
+            if plan.is_wired(place.spec):
                 continue
             if place.spec.writer == party and own_heap is not None:
                 self.ends.writers[place.spec.id] = self._ring_writer(place, board, own_heap)
@@ -118,23 +136,27 @@ class Wiring:
         plan, party, wires = self._plan, self._party, self._wire_to
         indices = {spec.id: index for index, spec in enumerate(plan.channels)}
         for spec in plan.channels:
-            if spec.transport is Transport.TCP and spec.writer == party:
-                self.ends.writers[spec.id] = TcpWriter(spec.id, wires[spec.landing], indices[spec.id], spec.depth)
+            if plan.is_wired(spec) and spec.writer == party:
+                writer = TcpWriter(spec.id, wires[spec.landing], indices[spec.id], spec.depth)
+                on_devices = self.device_ends if spec.transport is Transport.NCCL else None
+                self.ends.writers[spec.id] = writer if on_devices is None else on_devices.nccl_writer(spec, writer)
         heaps: dict[str, Heap] = {}
         for place in places(plan, plan.host_of(party)):
             spec = place.spec
-            if spec.transport is not Transport.TCP or party not in spec.readers:
+            if not plan.is_wired(spec) or party not in spec.readers:
                 continue
-            memory, block = self._heaps[heap_of(spec)], place.block(board)
-            ring = ShmReader(spec.id, block, spec.readers.index(party), memory, self._bells[spec.landing])
-            if party != spec.landing:
-                self.ends.readers[spec.id] = ring
+            memory, block, landing = self._heaps[heap_of(plan, spec)], place.block(board), None
+            if party == spec.landing:
+                heap = heaps.setdefault(heap_of(plan, spec), Heap(memory))
+                bells = [self._bells[reader] for reader in spec.readers]
+                landing = Landing(ShmWriter(spec.id, block, heap, bells, buffer_bytes=spec.buffer_bytes))
+                wires[spec.writer].add_landing(indices[spec.id], landing)
+            bell = self._bells[spec.landing]
+            if spec.transport is Transport.NCCL and self.device_ends is not None:
+                self.ends.readers[spec.id] = self.device_ends.reader(place, board, memory, bell, self._host_copies)
                 continue
-            heap = heaps.setdefault(heap_of(spec), Heap(memory))
-            bells = [self._bells[reader] for reader in spec.readers]
-            landing = Landing(ShmWriter(spec.id, block, heap, bells, buffer_bytes=spec.buffer_bytes))
-            wires[spec.writer].add_landing(indices[spec.id], landing)
-            self.ends.readers[spec.id] = TcpReader(ring, wires[spec.writer], landing)
+            ring = ShmReader(spec.id, block, spec.readers.index(party), memory, bell)
+            self.ends.readers[spec.id] = ring if landing is None else TcpReader(ring, wires[spec.writer], landing)
         if wires:
             self.wires = Wires(self._bells[party], list(wires.values()))
 
@@ -231,7 +253,7 @@ class Wiring:
                 continue
             key = _group_key(spec)
             if key not in groups:
-                groups[key] = self._open_group(Memory(os.dup(store.fd)), keys.index(key), key)
+                groups[key] = self._open_group(store, keys.index(key), key)
                 self._groups.append(groups[key])
             rank, num_outputs = spec.parties.index(self._party), len(spec.outputs_of(self._party))
             self.ends.collectives[spec.id] = GroupCollective(groups[key], _terms(spec), number, rank, num_outputs)
@@ -240,13 +262,15 @@ class Wiring:
         from crossfade.collectives.opening import open_group
 
         parties, transport, communicator = key
+        is_apart = self._plan.is_apart(parties)
+        near = [self._party] if is_apart else parties
         group = open_group(
             transport,
-            store,
+            self._bulletin if is_apart and self._bulletin is not None else Memory(os.dup(store.fd)),
             number,
             parties,
             self._party,
-            bells={party: self._bells[party] for party in parties},
+            bells={party: self._bells[party] for party in near},
             terms=[_terms(spec) for spec in self._plan.collectives if _group_key(spec) == key],
             context=None if self.device_ends is None else self.device_ends.home,
             on_death=self._on_death,
@@ -293,7 +317,7 @@ class Wiring:
     def give_up(self) -> None:
         """Closes everything without waiting for the others, which have not heard of it yet."""
         self._close_ends()
-        if self._groups or self._link is not None or self._wire_to:
+        if self._groups or self._link is not None or self._wire_to or self._bulletin is not None:
             threading.Thread(target=self._join, name="crossfade-give-up", daemon=True).start()
         else:
             self._join()
@@ -318,6 +342,8 @@ class Wiring:
         deadline = time.monotonic() + _JOIN_S
         for group in self._groups:
             group.close(deadline)
+        if self._bulletin is not None:
+            self._bulletin.close()
         if self.wires is not None:
             self.wires.close()
         else:

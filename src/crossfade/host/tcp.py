@@ -23,7 +23,7 @@ from typing import Any
 
 from crossfade.errors import DeviceError
 
-__all__ = ["PROMPT", "Meeting", "Stream", "meet", "open_streams", "own_address"]
+__all__ = ["PROMPT", "Meeting", "Stream", "let_nccl_meet_at", "meet", "open_streams", "own_address"]
 
 _KEY_BITS = 62
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
@@ -86,8 +86,9 @@ class Stream:
     def prove(self, key: bytes, *, is_first: bool, limit_s: float) -> None:
         """Shows that this side has the key, and that the other one does. Raises an error if that side does not within the time."""
         self._limit(limit_s)
+        connection: Any = self._connection
         for step in (deliver_challenge, answer_challenge) if is_first else (answer_challenge, deliver_challenge):
-            step(self._connection, key)  # type: ignore[arg-type,unused-ignore]
+            step(connection, key)
 
     def _limit(self, limit_s: float) -> None:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -122,6 +123,29 @@ def own_address() -> str:
             probe.connect((master, 1))  # sends nothing
             return str(probe.getsockname()[0])
     return socket.gethostbyname(socket.gethostname())
+
+
+def interface_of(address: str) -> str:
+    """The name of the network interface that has this IPv4 address. An OSError if none has it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # it has no IPv4 address
+                asked = struct.pack("256s", name.encode()[:15])
+                if socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _GET_ADDRESS, asked)[20:24]) == address:
+                    return name
+    raise OSError(f"no network interface has the address {address}")
+
+
+_nccls: list[str] = []  # the address at which NCCL meets others in this process, once that is decided
+
+
+def let_nccl_meet_at(address: str) -> None:
+    """NCCL's set-up listens at this address of the host. It asks once in a process, so the first call counts. An OSError if no
+    network interface has the address.
+    """
+    if not _nccls:
+        os.environ["NCCL_SOCKET_IFNAME"] = interface_of(address)
+        _nccls.append(address)
 
 
 def open_streams(

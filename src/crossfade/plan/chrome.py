@@ -28,7 +28,8 @@ def chrome_trace(timelines: Sequence[NamedSpans]) -> ChromeTrace:
             if (number, actor) not in processes:
                 thread = 0
                 processes[number, actor] = len(processes) + 1
-                name = actor if len(timelines) == 1 else f"{timeline.name}: {actor}"
+                name = f"{actor} on {timeline.hosts[actor]}" if actor in timeline.hosts else actor
+                name = name if len(timelines) == 1 else f"{timeline.name}: {name}"
                 events += _names("process", name, processes[number, actor], 0, processes[number, actor])
             thread += 1
             events += _names("thread", lane, processes[number, actor], thread, thread)

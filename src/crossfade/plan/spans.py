@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -71,6 +71,10 @@ class NamedSpans(Protocol):
     @property
     def spans(self) -> tuple[Span, ...]:
         """What ran, ordered by start."""
+
+    @property
+    def hosts(self) -> Mapping[str, str]:
+        """Where each party is; none where that is the same for all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ equal when they move the same values in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -71,7 +71,7 @@ class ChannelSpec:
 
     @property
     def landing(self) -> str:
-        """The reader whose process the value comes to first: for ``tcp``, on behalf of all readers of that host."""
+        """The reader whose process the value comes to first: from another host, on behalf of all readers of its own."""
         return self.readers[0]
 
     @property
@@ -146,6 +146,14 @@ class BarePlan:
     def host_of(self, party: str) -> str:
         """Where a party is; the same for all where there is one host."""
         return self.hosts.get(party, "")
+
+    def is_wired(self, spec: ChannelSpec) -> bool:
+        """Whether a channel comes from another host, so that its messages go over a wire."""
+        return spec.transport is Transport.TCP or self.is_apart((spec.writer, *spec.readers))
+
+    def is_apart(self, parties: Iterable[str]) -> bool:
+        """Whether these parties are on several hosts."""
+        return bool(self.hosts) and len({self.host_of(party) for party in parties}) > 1
 
     @cached_property
     def node(self) -> Mapping[str, NodeSpec]:

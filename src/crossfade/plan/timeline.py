@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -32,17 +32,21 @@ class Timeline:
         name: ``predicted`` or ``measured``.
         spans: what ran, ordered by start.
         notes: of a prediction: what it had no measurements of, and what stands for them.
+        hosts: where each party is, the driver included; none for one host.
     """
 
     name: str
     spans: tuple[Span, ...]
     notes: tuple[str, ...] = ()
+    hosts: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @classmethod
-    def of(cls, name: str, spans: Iterable[Span], notes: Iterable[str] = ()) -> Timeline:
+    def of(
+        cls, name: str, spans: Iterable[Span], notes: Iterable[str] = (), hosts: Mapping[str, str] | None = None
+    ) -> Timeline:
         """Orders the spans by start."""
         in_order = sorted(spans, key=lambda span: (span.start_us, span.actor, span.stream, span.end_us))
-        return cls(name, tuple(in_order), tuple(notes))
+        return cls(name, tuple(in_order), tuple(notes), hosts or {})
 
     @property
     def actors(self) -> tuple[str, ...]:

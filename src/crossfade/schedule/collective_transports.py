@@ -5,7 +5,7 @@ actors                                              ``auto``
 ==================================================  ========================================================================
 one has no GPU                                      ``gloo``
 all have one, and copies reach from each to each    ``copy``
-all have one, and copies do not                     ``nccl``
+all have one, and copies do not, as between hosts   ``nccl``
 ==================================================  ========================================================================
 """
 
@@ -25,18 +25,12 @@ def transport_of_collective(asked: str, parties: Sequence[str], gpus: Gpus) -> T
     """How a collective's tensors move: where all parties have GPUs, by their copy engines, or by NCCL if not all of these reach
     each other. What is not known is taken to be reached, as for edges.
     """
-    if gpus.are_apart(parties) and not gpus.is_described:
-        where = ", ".join(f"{party} on {gpus.hosts[party]}" for party in parties)
-        raise GraphError(
-            f"the actors of a collective are on several hosts: {where}",
-            hint="collectives are done within a host: place its actors on one node, or reduce in a method",
-        )
     without = [party for party in parties if not gpus.of.get(party)]
     if asked == Transport.AUTO and without:
         return Transport.GLOO
     is_any = asked in (Transport.AUTO, Transport.ACCELERATOR)
     transport = Transport.COPY if is_any else Transport(asked)
-    if transport is Transport.COPY and len(without) == len(parties) and not is_any:
+    if transport is Transport.COPY and len(without) == len(parties) and not is_any and not gpus.are_apart(parties):
         return transport
     if without and transport.moves_device_memory:
         raise GraphError(
@@ -57,6 +51,8 @@ def transport_of_collective(asked: str, parties: Sequence[str], gpus: Gpus) -> T
 
 def _out_of_reach(parties: Sequence[str], gpus: Gpus) -> str | None:
     """Between which two of the parties copies are known not to reach, in words."""
+    if gpus.are_apart(parties):
+        return f"its actors are on several hosts: {', '.join(f'{party} on {gpus.hosts[party]}' for party in parties)}"
     firsts = gpus.firsts(parties)
     for one, other in permutations(parties, 2):
         for link in firsts.links(one, other):
@@ -68,13 +64,13 @@ def _out_of_reach(parties: Sequence[str], gpus: Gpus) -> str | None:
 
 def _check_that_nccl_can(parties: Sequence[str], gpus: Gpus, far: str) -> None:
     """NCCL takes one party of each GPU."""
-    owner: dict[int, str] = {}
+    owner: dict[tuple[str, int], str] = {}
     for party in parties:
-        gpu = gpus.of[party][0]
+        gpu = gpus.hosts.get(party, ""), gpus.of[party][0]
         if gpu in owner:
             raise GraphError(
-                f"there is no way for a collective of {', '.join(parties)}: {far}, and {owner[gpu]} and {party} share GPU {gpu}, "
-                "which NCCL refuses",
+                f"there is no way for a collective of {', '.join(parties)}: {far}, and {owner[gpu]} and {party} share GPU "
+                f"{gpu[1]}, which NCCL refuses",
                 hint="give each of them a GPU of its own, with num_gpus=1; transport='gloo' takes CPU tensors",
             )
         owner[gpu] = party

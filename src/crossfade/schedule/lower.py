@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from crossfade.errors import GraphError
 from crossfade.graph.arguments import snapshot
 from crossfade.graph.check import CheckedGraph
 from crossfade.graph.collectives import CollectiveNode
@@ -86,6 +87,11 @@ def _add_collective(
     communicator = ""
     if isinstance(node._transport, Communicator):
         check_collective(node._transport, node.kind, parties)
+        if gpus.are_apart(parties) and not gpus.is_described:
+            raise GraphError(
+                f"a collective asks for a communicator, and its actors are on several hosts: {', '.join(parties)}",
+                hint="leave the transport out, or place them on one node",
+            )
         communicator, transport = draft.enter(node._transport).id, Transport.COMMUNICATOR
     else:
         transport = transport_of_collective(node._transport, parties, gpus)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from crossfade.cluster import Network
@@ -18,7 +19,20 @@ from crossfade.schedule.cost import BYTES_PER_US_AT_1_GBS, CostModel
 from crossfade.schedule.gpus import Flow, GpuClock, Kernels, link_name
 from crossfade.types import Transport
 
-__all__ = ["Connections", "Hosts"]
+__all__ = ["Connections", "Hosts", "told_apart"]
+
+
+def told_apart(plan: Plan) -> Plan:
+    """The plan with a number of its own for each GPU, where hosts count theirs alike."""
+    places = {gpu: plan.host_of(party) for party, gpus in plan.devices.items() for gpu in gpus}
+    if all(places[gpu] == plan.host_of(party) for party, gpus in plan.devices.items() for gpu in gpus):
+        return plan
+    numbers: dict[tuple[str, int], int] = {}
+    devices = {
+        party: tuple(numbers.setdefault((plan.host_of(party), gpu), len(numbers)) for gpu in gpus)
+        for party, gpus in plan.devices.items()
+    }
+    return replace(plan, devices=devices)
 
 
 class Hosts:

@@ -14,21 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from crossfade.cluster import Cluster, Host, Placement, Rule
+from crossfade.cluster import Cluster, Host, Placement, Places, Rule
 from crossfade.errors import GraphError
 from crossfade.hints import nearest
 from crossfade.topology import Topology
 from crossfade.types import DRIVER
 
-__all__ = ["Places", "place"]
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where the parties of a graph are."""
-
-    hosts: Mapping[str, str]  # the host of each party
-    gpus: Mapping[str, tuple[int, ...]]  # indices, among those of the cluster, of the GPUs of the actors that have any
+__all__ = ["place"]
 
 
 def place(topology: Topology, actors: Mapping[str, Sequence[int]]) -> Places:

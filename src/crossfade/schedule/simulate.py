@@ -40,7 +40,7 @@ from crossfade.schedule.cost import CostModel
 from crossfade.schedule.device_steps import is_pushed, push_of
 from crossfade.schedule.gpus import GpuClock, Push
 from crossfade.schedule.meetings import Meetings
-from crossfade.schedule.network import Connections, Hosts
+from crossfade.schedule.network import Connections, Hosts, told_apart
 from crossfade.schedule.progress import Cursor, Inbox, Process, Transfer, check_that_all_is_done
 from crossfade.schedule.steps import NETWORK_STREAM, reached, strands_of
 from crossfade.schedule.strands import Need
@@ -79,7 +79,7 @@ class Simulation:
                 f"num_executions={num_executions}, inflight={inflight}\n"
                 "hint: simulate at least one execution, with at least one in flight"
             )
-        workload = workload.on(plan)
+        plan, workload = told_apart(plan), workload.on(plan)
         self._plan, self._workload, self._costs = plan, workload, costs
         self._num_executions = num_executions
         self._hosts = Hosts(plan, costs)
@@ -126,7 +126,7 @@ class Simulation:
                 self._cores.advance(alarm_us)
                 heapq.heappop(self._alarms)[-1]()
         check_that_all_is_done(self._cursors, self._inboxes, self._num_executions)
-        return Timeline.of("predicted", self._spans, self._meetings.notes)
+        return Timeline.of("predicted", self._spans, self._meetings.notes, self._plan.hosts)
 
     def critical_path(self) -> list[Piece]:
         """What the end of the last execution waited for, from the beginning on; after `run`."""

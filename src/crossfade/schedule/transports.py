@@ -5,11 +5,10 @@ parties                                             ``auto``
 ==================================================  ========================================================================
 one has no GPU, or is the driver                    ``shm``, between hosts ``tcp``
 both have one, and the readers want CPU tensors     ``shm``, between hosts ``tcp``
-both have one, in different hosts                   ``nccl``
+both have one, on different hosts                   ``nccl``
 both have one, and copies reach from one to the     ``copy``, or ``staged`` where that was measured to be faster
 other
 both have one, and copies do not                    ``staged``
-they are on different hosts                         ``tcp``
 ==================================================  ========================================================================
 
 Values from and to the driver go by ``shm`` or ``tcp`` whichever transport was asked for: that wish is about edges between actors.
@@ -32,6 +31,7 @@ from crossfade.types import DRIVER, TargetDevice, Transport
 __all__ = ["TYPICAL_BYTES", "Gpus", "Way", "Wish", "choose", "gpu_pairs", "is_reached_by_copies"]
 
 _HAVE_STAND_INS = (Transport.COPY, Transport.STAGED)
+_BETWEEN_HOSTS = (Transport.AUTO, Transport.TCP, Transport.NCCL, Transport.ACCELERATOR)
 
 TYPICAL_BYTES = 16_000_000
 """The size that is assumed where none is declared."""
@@ -69,7 +69,7 @@ class Gpus:
     topology: Topology | None = None
     uuids: Mapping[int, str] = field(default_factory=dict)  # of the GPUs by index, as far as they are known
     hosts: Mapping[str, str] = field(default_factory=dict)  # where each party is; none where that is the same for all
-    # The cluster is a description: what no engine carries between hosts yet, NCCL and collectives, is planned all the same.
+    # The cluster is a description: what no engine carries between hosts, gloo edges and communicators, is planned all the same.
     is_described: bool = False
 
     def are_apart(self, parties: Iterable[str]) -> bool:
@@ -101,14 +101,15 @@ def choose(wish: Wish, writer: str, reader: str, gpus: Gpus, *, size_bytes: int 
     """How a value of the declared size (or 0) goes from one party to another. Raises a `GraphError` if the wish cannot be met."""
     has_gpu = bool(gpus.of.get(writer)), bool(gpus.of.get(reader))
     are_apart = gpus.are_apart((writer, reader))
-    if are_apart and not gpus.is_described:
-        return _between_hosts(wish, writer, reader, gpus)
+    if are_apart and not gpus.is_described and DRIVER not in (writer, reader):
+        _check_between_hosts(wish, writer, reader, gpus)
     if wish.transport == Transport.TCP and not are_apart and DRIVER not in (writer, reader):
         raise GraphError(
             f"{_asks(wish, writer, reader)}, which are on one host", hint="'auto' takes 'tcp' where it is needed"
         )
     by_hosts, host = (Transport.TCP, gpus.hosts[reader]) if are_apart else (Transport.SHM, "")
     if DRIVER in (writer, reader):
+        _check_device(wish, by_hosts, writer, reader, gpus)
         return Way(by_hosts, _device(wish, by_hosts, writer, reader, has_gpu[1]), host=host)
     if wish.communicator is not None:
         return _by_communicator(wish, wish.communicator, writer, reader, has_gpu[1])
@@ -131,26 +132,28 @@ def choose(wish: Wish, writer: str, reader: str, gpus: Gpus, *, size_bytes: int 
         transport = _between(writer, reader, gpus, size_bytes) if is_direct else by_hosts
     elif transport is Transport.SHM:
         transport = by_hosts
-    is_by_hosts = transport is Transport.TCP
-    return Way(transport, _device(wish, transport, writer, reader, has_gpu[1]), host=host if is_by_hosts else "")
+    _check_device(wish, transport, writer, reader, gpus)
+    return Way(transport, _device(wish, transport, writer, reader, has_gpu[1]), host=host)
 
 
-def _between_hosts(wish: Wish, writer: str, reader: str, gpus: Gpus) -> Way:
-    """By TCP, which carries what is in the hosts' memory."""
+def _check_device(wish: Wish, transport: Transport, writer: str, reader: str, gpus: Gpus) -> None:
+    """What TCP brings stays on the CPU."""
+    if transport is Transport.TCP and wish.device is TargetDevice.CUDA and not gpus.is_described:
+        raise GraphError(
+            f"{_asks(wish, writer, reader)}, for tensors on the GPU, and what goes between their hosts by 'tcp' arrives on the CPU",
+            hint="leave the device out and move them in the method; between two actors with GPUs 'nccl' is there",
+        )
+
+
+def _check_between_hosts(wish: Wish, writer: str, reader: str, gpus: Gpus) -> None:
+    """What goes between hosts, for edges between actors."""
     asked = "a communicator" if wish.communicator is not None else repr(str(wish.transport))
     apart = f"{writer} is on {gpus.hosts[writer]} and {reader} on {gpus.hosts[reader]}"
-    is_free = DRIVER in (writer, reader)  # a wish is about edges between actors
-    if not is_free and (wish.communicator is not None or wish.transport not in (Transport.AUTO, Transport.TCP)):
+    if wish.communicator is not None or wish.transport not in _BETWEEN_HOSTS:
         raise GraphError(
             f"{describe(wish.node)} asks for {asked} from {writer} to {reader}, and {apart}",
-            hint="between hosts 'auto' and 'tcp' are there; place the two on one node for the others",
+            hint="between hosts 'auto', 'tcp' and 'nccl' are there; place the two on one node for the others",
         )
-    if wish.device is TargetDevice.CUDA or (gpus.of.get(reader) and wish.device is not TargetDevice.CPU):
-        raise GraphError(
-            f"{describe(wish.node)} goes to {reader}, which would want its tensors on its GPU, and {apart}",
-            hint="between hosts tensors arrive on the CPU: say with_tensor_transport(device='cpu'), and move them in the method",
-        )
-    return Way(Transport.TCP, host=gpus.hosts[reader])
 
 
 def _by_communicator(wish: Wish, communicator: CommunicatorSpec, writer: str, reader: str, has_gpu: bool) -> Way:
@@ -234,6 +237,8 @@ def _check_reach(wish: Wish, writer: str, reader: str, gpus: Gpus) -> None:
 
 def _check_apart(wish: Wish, writer: str, reader: str, gpus: Gpus) -> None:
     """NCCL refuses a communicator of two processes on one GPU."""
+    if gpus.are_apart((writer, reader)):
+        return
     for source, target in gpu_pairs(gpus.of[writer], gpus.of[reader]):
         if source == target:
             raise GraphError(
@@ -259,6 +264,6 @@ def _device(wish: Wish, transport: Transport, writer: str, reader: str, has_gpu:
     if wish.device is TargetDevice.CUDA and transport is Transport.GLOO:
         raise GraphError(
             f"{_asks(wish, writer, reader)}, which gives CPU tensors, and for tensors on the GPU",
-            hint="leave the transport out: 'auto', and every transport but 'gloo', brings CPU tensors to the reader's GPU",
+            hint="leave the transport out: 'auto', and all transports but 'gloo' bring CPU tensors to the reader's GPU",
         )
     return wish.device

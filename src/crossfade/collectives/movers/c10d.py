@@ -4,10 +4,10 @@
 `crossfade.collectives.movers.copies` takes some for additions only. So it is used where it is asked for. A wait for one of its
 collectives holds the stream and not the host.
 
-**gloo** for tensors on the CPU, on loopback; its members prove to each other that they hold the group's key
-(`crossfade.channels.gloo_proof`). A wait holds the thread. Gloo cannot reduce each dtype: half-precision floats are reduced in
-float32 and rounded once, small integers in wider ones. The order in which it reduces the ranks is not defined. Its reduce-scatter
-is slower than an all-reduce, of which each party then keeps its part.
+**gloo** for tensors on the CPU, on loopback or, between hosts, at the address by which they reach each other; its members prove to
+each other that they hold the group's key (`crossfade.channels.gloo_proof`). A wait holds the thread. Gloo cannot reduce each dtype:
+half-precision floats are reduced in float32 and rounded once, small integers in wider ones. The order in which it reduces the
+ranks is not defined. Its reduce-scatter is slower than an all-reduce, of which each party then keeps its part.
 
 The group is the parties' own, so it does not meet with collectives of the user's.
 """
@@ -30,6 +30,7 @@ from crossfade.collectives.terms import Terms, finish_reduction, reduced_dtype, 
 from crossfade.device.borrowed import device_of
 from crossfade.device.context import DeviceContext
 from crossfade.errors import ChannelBroken, DeviceError, MissingDependency
+from crossfade.host.tcp import let_nccl_meet_at
 from crossfade.types import CollectiveKind, ReduceOp
 
 __all__ = ["C10dMover"]
@@ -49,7 +50,7 @@ _NARROW = (torch.int16, torch.uint16, torch.uint32)  # dtypes that NCCL cannot r
 def _open_nccl(rendezvous: Rendezvous, device: torch.device) -> Any:
     if not dist.is_nccl_available():
         raise MissingDependency("torch with NCCL", extra="gpu", needed_for="the transport 'nccl'")
-    os.environ["NCCL_SOCKET_IFNAME"] = "lo"  # its own set-up listens
+    let_nccl_meet_at(rendezvous.address)
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)  # type: ignore[attr-defined,unused-ignore]
     options._timeout = timedelta(days=365)
     group: Any = dist.ProcessGroupNCCL(  # type: ignore[attr-defined,unused-ignore]
@@ -73,6 +74,7 @@ class C10dMover:
         self._context = context
         self._parties: tuple[str, ...] = ()  # in the order of the group's ranks
         self._group: Any = None
+        self._store: Any = None  # of the group, which refers to a part of it only
 
     def describe(self) -> str:
         if self._is_gloo:
@@ -84,10 +86,10 @@ class C10dMover:
         return ""
 
     def connect(self, rendezvous: Rendezvous, parts: Sequence[Part], published: Sequence[tuple[int, str]]) -> None:
-        self._parties = rendezvous.parties
+        self._parties, self._store = rendezvous.parties, rendezvous.store
         if self._is_gloo:
             key = bytes.fromhex(published[0][1])
-            self._group = open_gloo(rendezvous.store, key, rendezvous.parties, rendezvous.rank)
+            self._group = open_gloo(rendezvous.store, key, rendezvous.parties, rendezvous.rank, rendezvous.address)
         else:
             self._group = _open_nccl(rendezvous, device_of(self._context.device))
 
