@@ -89,8 +89,12 @@ class Calibration:
             self.host_ms[way].append(host_ms)
 
     def medians_ms(self) -> list[float]:
-        """One a way; infinite where nothing was measured."""
-        return [_median(self.measured_ms[way]) for way in self.ways]
+        """What a step takes in a row of steps, one a way; infinite where nothing was measured.
+
+        That is the GPU's time or that of the launches, whichever is longer: a few steps alone may run behind others that the GPU has
+        still to do, and take it no longer than their kernels, however long their launches took.
+        """
+        return [max(_median(self.measured_ms[way]), _median(self.host_ms[way] or [0.0])) for way in self.ways]
 
 
 def _median(samples: Sequence[float]) -> float:
