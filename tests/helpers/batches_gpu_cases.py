@@ -11,8 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from crossfade.batches import interleave, interleaved
 from crossfade.batches.calibration import MOST_STEPS
-from tests.helpers.batches_cases import GROUPS, Gathering, Tensors, meet, quiet
+from tests.helpers.batches_cases import meet
 from tests.helpers.batches_models import NEAR, all_sum, assert_near, gradients, random_model, same_input, train
+from tests.helpers.batches_wrappers import GROUPS, Gathering, Tensors, quiet
 from tests.helpers.ranks import Case
 
 COPIES = "copy engines"

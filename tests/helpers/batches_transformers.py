@@ -12,8 +12,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from crossfade.batches import interleave
-from tests.helpers.batches_cases import GROUPS, meet, quiet
+from tests.helpers.batches_cases import meet
 from tests.helpers.batches_models import gradients
+from tests.helpers.batches_wrappers import GROUPS, quiet
 from tests.helpers.ranks import Case
 
 LIMIT = 2e-6

@@ -16,7 +16,6 @@ pytest.importorskip("torch", reason="batches are torch's")
 pytest.importorskip("greenlet", reason="parts are greenlets: pip install crossfade[batches]")
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
@@ -24,7 +23,6 @@ from torch.utils.checkpoint import checkpoint
 
 from crossfade.batches import yield_point
 from crossfade.batches.carriers import ProcessGroups
-from crossfade.batches.interception import METHODS, PACKETS, installed
 from crossfade.batches.parts import Run, current_part, why_atomic
 from crossfade.batches.thread_state import ThreadState
 from crossfade.errors import BatchesError
@@ -341,21 +339,6 @@ def test_one_run_inside_another_is_refused() -> None:
         interleave(lambda: interleave(lambda: 1, lambda: 2), lambda: 3)
 
 
-def test_what_was_replaced_is_put_back() -> None:
-    def now() -> list[Any]:
-        methods = [vars(dist.ProcessGroup).get(name) for name in METHODS]
-        return [*methods, *(getattr(getattr(torch.ops, space), PACKETS[space].split()[0]) for space in PACKETS)]
-
-    before = now()
-    during = interleave(now, lambda: None)[0]
-    assert all(ours is not theirs for ours, theirs in zip(before, during, strict=True) if theirs is not None)
-    assert all(ours is theirs for ours, theirs in zip(before, now(), strict=True))
-    with pytest.raises(ZeroDivisionError):
-        interleave(lambda: 1 / 0, lambda: None)
-    assert all(ours is theirs for ours, theirs in zip(before, now(), strict=True))
-    assert installed._num_users == 0
-
-
 def test_a_yield_point_outside_a_run_does_nothing() -> None:
     yield_point()
     assert why_atomic() == ""
@@ -404,15 +387,3 @@ def test_a_run_keeps_nothing_of_its_parts() -> None:
     gc.collect()
     assert [each() for each in held] == [None, None]
     assert [part.num_collectives for part in run.parts] == [1, 1]
-
-
-def test_without_greenlet_the_error_names_the_extra() -> None:
-    code = (
-        "import sys\n"
-        "sys.modules['greenlet'] = None\n"
-        "import crossfade, torch\n"
-        "try: crossfade.interleave(torch.nn.Linear(1, 1))\n"
-        "except crossfade.MissingDependency as error: print(error.hint)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.strip() == "pip install 'crossfade[batches]'", done.stderr

@@ -91,8 +91,8 @@ class Calibration:
     def medians_ms(self) -> list[float]:
         """What a step takes in a row of steps, one a way; infinite where nothing was measured.
 
-        That is the GPU's time or that of the launches, whichever is longer: a few steps alone may run behind others that the GPU has
-        still to do, and take it no longer than their kernels, however long their launches took.
+        That is the GPU's time or that of the launches, whichever is longer: a few steps alone may run behind others that the GPU
+        has still to do, and take it no longer than their kernels, however long their launches took.
         """
         return [max(_median(self.measured_ms[way]), _median(self.host_ms[way] or [0.0])) for way in self.ways]
 
