@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
 from crossfade import ops, p2p, peers  # noqa: E402
-from crossfade.device.marks import mark  # noqa: E402
+from crossfade.marks import mark  # noqa: E402
 from crossfade.profile.doctor.build import build  # noqa: E402
 from crossfade.profile.doctor.view import View  # noqa: E402
 from crossfade.profile.traces.reader import read_traces  # noqa: E402

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from crossfade.device.marks import marked
+from crossfade.marks import marked
 from crossfade.ops.algorithms import fused, plain, rounds, tiled
 from crossfade.ops.calls.counts import Counts
 from crossfade.ops.calls.job import Algorithm, Job, Once, check_operands, check_out, rows_for_each, store

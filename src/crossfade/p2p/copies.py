@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping
 from copy import copy
 
 from crossfade.device.events import PooledEvent
-from crossfade.device.marks import marked
 from crossfade.device.signals import Counter
+from crossfade.marks import marked
 from crossfade.p2p.carrier import Carrier, Letters, Offer
 from crossfade.p2p.letters import Exported, Forgotten, Window
 from crossfade.p2p.memory import Cell, OpenedMemories, Place, Shared

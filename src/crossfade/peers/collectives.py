@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from crossfade.device.marks import mark
+from crossfade.marks import mark
 from crossfade.peers import steps, sums
 from crossfade.peers.arguments import (
     SUMMABLE,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from crossfade.device.marks import mark
+from crossfade.marks import mark
 from crossfade.runtime.cursor import Step
 
 __all__ = ["Ranges", "find_ranges"]
