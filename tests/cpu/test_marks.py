@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-import crossfade  # noqa: E402
-from crossfade import ops, p2p, peers  # noqa: E402
-from crossfade.marks import mark  # noqa: E402
-from crossfade.profile.doctor.build import build  # noqa: E402
-from crossfade.profile.doctor.view import View  # noqa: E402
-from crossfade.profile.traces.reader import read_traces  # noqa: E402
-from tests.helpers.gpu_traces import Machine, Rank  # noqa: E402
+import torch
+
+import crossfade
+from crossfade import ops, p2p, peers
+from crossfade.marks import mark
+from crossfade.profile.doctor.build import build
+from crossfade.profile.doctor.view import View
+from crossfade.profile.traces.reader import read_traces
+from tests.helpers.gpu_traces import Machine, Rank
 
 
 def marks_of(events: object) -> set[str]:

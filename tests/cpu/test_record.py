@@ -14,18 +14,19 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-import torch.cuda._gpu_trace as gpu_trace  # noqa: E402
-from typer.testing import CliRunner  # noqa: E402
+import torch
+import torch.cuda._gpu_trace as gpu_trace
+from typer.testing import CliRunner
 
-import crossfade  # noqa: E402
-from crossfade.cli.main import app  # noqa: E402
-from crossfade.profile.recording.calls import CallLog  # noqa: E402
-from crossfade.profile.recording.machine import GpuSampler, environment  # noqa: E402
-from crossfade.profile.traces.record import Record  # noqa: E402
-from crossfade.profile.traces.roles import Role  # noqa: E402
-from tests.helpers.programs import environment as clean  # noqa: E402
+import crossfade
+from crossfade.cli.main import app
+from crossfade.profile.recording.calls import CallLog
+from crossfade.profile.recording.machine import GpuSampler, environment
+from crossfade.profile.traces.record import Record
+from crossfade.profile.traces.roles import Role
+from tests.helpers.programs import environment as clean
 
 
 def contents(path: Path) -> dict[str, Any]:

@@ -6,20 +6,22 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-import crossfade  # noqa: E402
-from crossfade.profile.doctor.diagnosis import diagnose  # noqa: E402
-from crossfade.profile.traces.events import RankTrace  # noqa: E402
-from crossfade.profile.traces.exact import ExactEvents, match  # noqa: E402
-from crossfade.profile.traces.launches import host_order  # noqa: E402
-from crossfade.profile.traces.reader import read_trace  # noqa: E402
-from crossfade.profile.traces.roles import Role  # noqa: E402
+import torch
+
+import crossfade
+from crossfade.profile.doctor.diagnosis import diagnose
+from crossfade.profile.traces.events import RankTrace
+from crossfade.profile.traces.exact import ExactEvents, match
+from crossfade.profile.traces.launches import host_order
+from crossfade.profile.traces.reader import read_trace
+from crossfade.profile.traces.roles import Role
 
 
 def recorded(folder: Path, num: int = 5) -> RankTrace:
     """Two streams that wait for each other, and a value that the host reads."""
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call,unused-ignore]
     x = torch.randn(2048, 2048, device="cuda")
     y = x
 

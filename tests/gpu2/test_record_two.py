@@ -7,19 +7,20 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-import torch.distributed as dist  # noqa: E402
+import torch
+import torch.distributed as dist
 
-import crossfade  # noqa: E402
-from crossfade.profile.doctor.diagnosis import diagnose  # noqa: E402
-from crossfade.profile.traces.events import ActivityKind  # noqa: E402
-from crossfade.profile.traces.exact import ExactEvents, match  # noqa: E402
-from crossfade.profile.traces.launches import host_order  # noqa: E402
-from crossfade.profile.traces.reader import read_traces  # noqa: E402
-from crossfade.profile.traces.waits import waits_of  # noqa: E402
-from tests.helpers.device_pair import run_workers  # noqa: E402
-from tests.helpers.ranks import join_gpus  # noqa: E402
+import crossfade
+from crossfade.profile.doctor.diagnosis import diagnose
+from crossfade.profile.traces.events import ActivityKind
+from crossfade.profile.traces.exact import ExactEvents, match
+from crossfade.profile.traces.launches import host_order
+from crossfade.profile.traces.reader import read_traces
+from crossfade.profile.traces.waits import waits_of
+from tests.helpers.device_pair import run_workers
+from tests.helpers.ranks import join_gpus
 
 _STEPS = 4
 

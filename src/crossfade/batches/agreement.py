@@ -1,7 +1,7 @@
 """Ranks that compare what they are about to do, through the store of their process group.
 
 A collective cannot find out that the ranks disagree about collectives: it would hang, or be one of those they disagree about. The
-store is there before any communicator, and a rank that raises can leave a last word in it for those that wait.
+store is there before any communicator, and a rank that raises can leave its error in it for those that wait.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Agreement:
                 )
 
     @contextmanager
-    def last_word(self) -> Iterator[None]:
+    def telling_errors(self) -> Iterator[None]:
         """Inside, an error of this rank's is told to the ranks that wait for it in `compare`, which raise in their turn."""
         try:
             yield

@@ -1,4 +1,4 @@
-"""DDP: batches of one step have one backward, or gradients would differ between ranks without a word."""
+"""DDP: batches of one step have one backward, or gradients would differ between ranks silently."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Runner:
         agreement = self.agreement if step.is_checked else None
         streams = self._own_streams(len(calls)) if device == "cuda" and not in_one_stream else []
         run = Run(carrier, agreement=agreement, records=step.records, on_gpu=device == "cuda", streams=streams)
-        with nullcontext() if agreement is None else agreement.last_word():
+        with nullcontext() if agreement is None else agreement.telling_errors():
             outputs = run.go(calls)
         if streams and not torch.cuda.is_current_stream_capturing():
             caller = torch.cuda.current_stream()

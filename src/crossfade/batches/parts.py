@@ -166,7 +166,7 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
         return out
 
     def on_module(self, module: torch.nn.Module, output: Any) -> None:
-        """A module has run that matters to whoever interleaves it."""
+        """A module has run that limits how batches are interleaved."""
         if isinstance(module, DistributedDataParallel):
             self.owner.one_backward.watch(output)
         elif isinstance(module, _BatchNorm) and module.training:
