@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import random
@@ -189,6 +190,8 @@ def kill_once(what: str, seed: int, folder: Path) -> dict[str, Any]:
         pid = os.fork()
         if not pid:
             signal.alarm(int(LIMIT_S))  # nothing stays, whatever happens
+            faulthandler.dump_traceback_later(LIMIT_S - 2.0)
+            faulthandler.enable()
             _child(rank, said, what, num_ranks, victim, str(folder / f"store{seed}"), moment, seed, ready)
         os.close(said)
         pids.append(pid)
@@ -204,9 +207,10 @@ def kill_once(what: str, seed: int, folder: Path) -> dict[str, Any]:
     for rank, (pid, end) in enumerate(zip(pids, ends, strict=True)):
         with os.fdopen(end, "rb") as file:
             said_bytes = file.read()
-        os.waitpid(pid, 0)
+        _, status = os.waitpid(pid, 0)
         if rank != victim:
-            answers[rank] = json.loads(said_bytes) if said_bytes else {"failed": "it died"}
+            died = {"failed": f"it ended with {os.waitstatus_to_exitcode(status)}"}
+            answers[rank] = json.loads(said_bytes) if said_bytes else died
     return {
         "seed": seed,
         "moment": moment,

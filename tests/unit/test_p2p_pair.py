@@ -9,8 +9,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from crossfade.errors import ChannelClosed
 from crossfade.p2p.carrier import Carrier, Offer
-from crossfade.p2p.letters import Announced, Letter, Posted, Pulled, Pushed, Read, Window
+from crossfade.p2p.letters import Announced, Closed, Here, Left, Letter, Posted, Pulled, Pushed, Read, Requested, Window
 from crossfade.p2p.memory import Cell
 from crossfade.p2p.pair import Pair
 from crossfade.p2p.transfer import Receive, Send, Transfer
@@ -45,6 +46,7 @@ class OneWord(Carrier):
     def __init__(self, *, is_lent: bool) -> None:
         super().__init__()
         self.is_lent = is_lent
+        self.is_full = False
         self.uses = 0
         self.close: Callable[[], None] = lambda: None
         self.finished: list[Transfer] = []
@@ -52,7 +54,9 @@ class OneWord(Carrier):
 
     def offer(
         self, send: Send, number: int, on_closed: Callable[[Cell | None], Callable[[], None]], *, is_urgent: bool
-    ) -> Offer:
+    ) -> Offer | None:
+        if self.is_full and not is_urgent:
+            return None
         self.uses += 1
         self.close = on_closed(None)
         return Offer(Window(0, 0, 0, self.uses, self.is_lent), OpenWindow(0, self.uses, self.close))
@@ -133,3 +137,18 @@ def test_what_announcements_are_remembered_is_bounded_though_no_receive_is_poste
         sender.progress()
         most = max(most, len(sender._outgoing._unread))
     assert 0 < most <= 64
+
+
+def test_a_value_that_was_requested_is_still_served_when_the_other_rank_closes_at_once() -> None:
+    pair, mail, carrier = opened(is_lent=False)
+    carrier.is_full = True
+    pair.send(met := a_send())
+    pair.send(unmet := a_send())
+    mail.inbox.extend([Requested(1), Closed()])
+    pair.progress()
+    assert isinstance(mail.written[-1], Here)
+    assert met.error is None
+    assert "has closed its communicator" in str(unmet.error)
+    pair.leave(ChannelClosed("closed"))
+    mail.inbox.append(Left())
+    assert pair.has_ended()

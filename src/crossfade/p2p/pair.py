@@ -312,15 +312,15 @@ class Pair:
             self.carrier.suspect(death)
         self.ended = self.ended or death
         self._letters.drop()
-        self._fail([*self._incoming.withdraw(), *self._awaited.values(), *self._take_unmet()], death)
+        requested = [send for _, send in self._wanted]
+        self._fail([*self._incoming.withdraw(), *self._awaited.values(), *requested, *self._take_unmet()], death)
         self._awaited.clear()
+        self._wanted.clear()
 
     def _take_unmet(self) -> list[Transfer]:
         """The sends that have met no receive, and will meet none any more."""
-        sends: list[Transfer] = [*self._unserved.values(), *(send for _, send in self._wanted)]
-        sends += [send for send, _ in self._lent.values()]
+        sends: list[Transfer] = [*self._unserved.values(), *(send for send, _ in self._lent.values())]
         self._unserved.clear()
-        self._wanted.clear()
         self._lent.clear()
         return sends
 
@@ -342,7 +342,8 @@ class Pair:
         if self.carrier.death is not None:
             return True
         self.progress()
-        if self._is_closed and not (self._has_left or self._awaited or self.carrier.are_under_way):
+        has_copies = self._awaited or self._wanted or self.carrier.are_under_way
+        if self._is_closed and not (self._has_left or has_copies):
             self._has_left = True
             self._letters.put(Left())
         return self._has_left and self._is_left and self._letters.flush()
