@@ -11,6 +11,7 @@ sides. Without GPUs it trains something small over gloo, to try the program. ``p
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import statistics
@@ -171,6 +172,7 @@ def _measure(
 
 def work(peers: Any, rank: int, where: str, sides: Sequence[Side], out: str, options: dict[str, Any]) -> None:
     """One rank; rank 0 writes what is there as it comes."""
+    faulthandler.dump_traceback_later(options["stacks_s"])
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     if where == NO_PEERS:
         os.environ["NCCL_P2P_DISABLE"] = "1"
@@ -195,6 +197,7 @@ def work(peers: Any, rank: int, where: str, sides: Sequence[Side], out: str, opt
             torch.cuda.empty_cache()
     dist.barrier(group=options["everyone"])
     dist.destroy_process_group()
+    faulthandler.cancel_dump_traceback_later()
 
 
 def run(options: argparse.Namespace) -> None:
@@ -212,6 +215,7 @@ def run(options: argparse.Namespace) -> None:
             continue
         sides = [theirs, Side("crossfade", crossfade.p2p.backend.NAME, {"transport": transport})]
         chosen = {key: getattr(options, key) for key in ("steps", "rounds", "block", "schedules")}
+        chosen["stacks_s"] = left_s - 5  # where each rank is when time is nearly over
         args = [(rank, where, sides, str(options.out), dict(chosen)) for rank in range(NUM_RANKS)]
         try:
             run_workers([work] * NUM_RANKS, args, timeout_s=left_s)
