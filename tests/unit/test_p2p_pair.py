@@ -152,3 +152,17 @@ def test_a_value_that_was_requested_is_still_served_when_the_other_rank_closes_a
     pair.leave(ChannelClosed("closed"))
     mail.inbox.append(Left())
     assert pair.has_ended()
+
+
+def test_a_value_that_was_lent_at_request_is_pulled_after_the_other_rank_has_closed() -> None:
+    pair, mail, carrier = opened(is_lent=True)
+    carrier.is_full = True
+    pair.send(send := a_send())
+    mail.inbox.append(Requested(1))
+    pair.progress()
+    mail.inbox.append(Closed())  # while the answer is on its way
+    pair.progress()
+    assert send.error is None
+    mail.inbox.append(Pulled(0, 1, is_host=False))
+    pair.progress()
+    assert carrier.finished == [send]

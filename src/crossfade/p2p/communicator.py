@@ -185,6 +185,7 @@ class P2P:
         side = receive.side = self._sides[value.is_host]
         tensor = empty(value, side.driver.device)
         with self._lock:
+            self._begin()  # another thread may have closed it meanwhile
             receive.take_into(tensor, side.events.at(side.current_stream()))
             self._pairs[src].accept(receive, receive.arrival)
         Work(self, [receive]).wait(timeout)

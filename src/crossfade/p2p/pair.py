@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
+from typing import NamedTuple
 
 from crossfade.errors import ChannelBroken, ChannelError, DeviceError
 from crossfade.host.processes import is_ending
@@ -43,6 +44,14 @@ _NUM_UNTOLD = 64
 """So many announcements at most are read before the other rank is told, which remembers them until then."""
 
 
+class _Lent(NamedTuple):
+    """A send whose value is read where it lies, and which waits for `Pulled`."""
+
+    send: Send
+    window: OpenWindow
+    is_requested: bool  # its receive has begun
+
+
 class Pair:
     """The transfers with one rank, which may be this one. One thread at a time uses it. ``pid``: of its process, on this host.
 
@@ -65,7 +74,7 @@ class Pair:
         self._wanted: deque[tuple[int, Send]] = deque()  # requested of these
         self._num_told = 0  # announcements that the other rank knows to have been read
         # By kind, word and uses: a device may have done with a window, and another one have its word, before the letter comes.
-        self._lent: dict[tuple[bool, int, int], tuple[Send, OpenWindow]] = {}
+        self._lent: dict[tuple[bool, int, int], _Lent] = {}
         self._announced: dict[int, tuple[Send, OpenWindow]] = {}  # those with a window, by number
         self._awaited: dict[int, Receive] = {}  # requested of the other rank, by number
 
@@ -112,7 +121,7 @@ class Pair:
         if window is not None:
             self._announced[number] = send, window
             if offer.window.is_lent:
-                self._lent[send.side.is_host, window.word, window.uses] = send, window
+                self._lent[send.side.is_host, window.word, window.uses] = _Lent(send, window, is_urgent)
         return offer.window
 
     def _when_closed(self, number: int, cell: Cell | None) -> Callable[[], None]:
@@ -256,8 +265,8 @@ class Pair:
                 self._is_left = True
 
     def _on_pulled(self, pulled: Pulled) -> None:
-        send, window = self._lent.pop((pulled.is_host, pulled.word, pulled.uses))
-        self.carrier.finish(send, window)
+        lent = self._lent.pop((pulled.is_host, pulled.word, pulled.uses))
+        self.carrier.finish(lent.send, lent.window)
 
     def _on_pushed(self, tag: int) -> None:
         receive, window = self._posted(tag)
@@ -312,16 +321,23 @@ class Pair:
             self.carrier.suspect(death)
         self.ended = self.ended or death
         self._letters.drop()
-        requested = [send for _, send in self._wanted]
-        self._fail([*self._incoming.withdraw(), *self._awaited.values(), *requested, *self._take_unmet()], death)
+        met = [
+            *self._awaited.values(),
+            *(send for _, send in self._wanted),
+            *(each.send for each in self._lent.values()),
+        ]
+        self._fail([*self._incoming.withdraw(), *met, *self._take_unmet()], death)
         self._awaited.clear()
         self._wanted.clear()
+        self._lent.clear()
 
     def _take_unmet(self) -> list[Transfer]:
-        """The sends that have met no receive, and will meet none any more."""
-        sends: list[Transfer] = [*self._unserved.values(), *(send for send, _ in self._lent.values())]
+        """The sends that have met no receive, and will meet none any more. Those that were requested have met one."""
+        lent = {key: each for key, each in self._lent.items() if not each.is_requested}
+        sends: list[Transfer] = [*self._unserved.values(), *(each.send for each in lent.values())]
         self._unserved.clear()
-        self._lent.clear()
+        for key in lent:
+            del self._lent[key]
         return sends
 
     def _fail(self, transfers: Iterable[Transfer], error: Exception) -> None:
