@@ -19,6 +19,7 @@ from crossfade.peers.groups import group_of
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from crossfade.peers.group import PeerGroup
     from crossfade.peers.groups import GroupLike
@@ -85,8 +86,8 @@ def prepare(
 
 def prepare_call(
     operator: Callable[..., Any] | str,
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     group: GroupLike = None,
     *,
     lane: int = 0,
@@ -133,9 +134,7 @@ def prepare_call(
     return chosen
 
 
-def _go_back(
-    function: Callable[..., Any], a: torch.Tensor, b: torch.Tensor, group: PeerGroup, options: dict[str, Any]
-) -> None:
+def _go_back(function: Callable[..., Any], a: Tensor, b: Tensor, group: PeerGroup, options: dict[str, Any]) -> None:
     """The gradients, once. What autograd cannot follow is left out: its calls have none."""
     options = {name: value for name, value in options.items() if name not in ("out", "gathered", "meanwhile")}
     if options.get("bias") is not None:
@@ -156,8 +155,8 @@ def _operator(operator: Callable[..., Any] | str) -> Operator:
 def _chosen(
     name: Operator,
     group: PeerGroup,
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     options: Mapping[str, Any],
     candidate: Candidate | str | None,
     *,

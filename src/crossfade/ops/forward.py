@@ -22,7 +22,7 @@ from crossfade.ops.choice.warm_up import WarmUp
 from crossfade.peers.arguments import check_overlap
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from crossfade.peers.group import PeerGroup
 
@@ -64,16 +64,16 @@ ALGORITHMS: Mapping[Operator, dict[str, Algorithm]] = {
 
 @marked("matmul_reduce_scatter")
 def reduce_scatter(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     group: PeerGroup,
     *,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
     lane: int = 0,
     candidate: Chosen = None,
     meanwhile: Callable[[], object] | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """`matmul_reduce_scatter`."""
     name = Operator.REDUCE_SCATTER
     fill = Once(meanwhile, group.is_capturing)
@@ -91,16 +91,16 @@ def reduce_scatter(
 
 @marked("matmul_all_reduce")
 def all_reduce(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     group: PeerGroup,
     *,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
     lane: int = 0,
     candidate: Chosen = None,
     meanwhile: Callable[[], object] | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """`matmul_all_reduce`."""
     name = Operator.ALL_REDUCE
     fill = Once(meanwhile, group.is_capturing)
@@ -116,16 +116,16 @@ def all_reduce(
 
 @marked("all_gather_matmul")
 def all_gather(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     group: PeerGroup,
     *,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    gathered: torch.Tensor | None = None,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+    gathered: Tensor | None = None,
     lane: int = 0,
     candidate: Chosen = None,
-) -> torch.Tensor:
+) -> Tensor:
     """`all_gather_matmul`."""
     name = Operator.ALL_GATHER
     operands = check_operands(name, group, a, b, bias)
@@ -149,16 +149,16 @@ def all_gather(
 
 @marked("matmul_all_to_all")
 def all_to_all(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     group: PeerGroup,
     counts: Sequence[Sequence[int]] | None = None,
     *,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
     lane: int = 0,
     candidate: Chosen = None,
-) -> torch.Tensor:
+) -> Tensor:
     """`matmul_all_to_all`."""
     name = Operator.ALL_TO_ALL
     operands = check_operands(name, group, a, b, bias)
@@ -192,15 +192,8 @@ def counts_of(group: PeerGroup, num_rows: int, given: Sequence[Sequence[int]] | 
 
 
 def all_to_all_first(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    group: PeerGroup,
-    counts: Counts,
-    *,
-    candidate: Candidate,
-    gathered: torch.Tensor,
-    lane: int = 0,
-) -> torch.Tensor:
+    a: Tensor, b: Tensor, group: PeerGroup, counts: Counts, *, candidate: Candidate, gathered: Tensor, lane: int = 0
+) -> Tensor:
     """All ranks' rows for this one, times this rank's matrix: the way back of `matmul_all_to_all`, which its gradient takes.
 
     =========  ===================  ===========================================================================
@@ -227,7 +220,7 @@ def all_to_all_first(
     return out
 
 
-def replicated(a: torch.Tensor, b: torch.Tensor, group: PeerGroup, *, bias: torch.Tensor | None = None) -> torch.Tensor:
+def replicated(a: Tensor, b: Tensor, group: PeerGroup, *, bias: Tensor | None = None) -> Tensor:
     """`replicated_matmul`."""
     rows, matrix, added = check_operands("replicated_matmul", group, a, b, bias)
     out = a.new_empty(*a.shape[:-1], b.shape[1])

@@ -51,7 +51,7 @@ from crossfade.peers.arguments import check_tensor, describe
 from crossfade.peers.groups import group_of
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from crossfade.peers.groups import GroupLike
 
@@ -68,17 +68,17 @@ __all__ = [
 
 
 def matmul_reduce_scatter(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     group: GroupLike = None,
     *,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
     lane: int = 0,
     candidate: Candidate | str | None = None,
     backward_candidate: Candidate | str | None = None,
     meanwhile: Callable[[], object] | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """A product summed over the ranks, each of which gets its block of the sum's rows.
 
     Args:
@@ -113,16 +113,16 @@ def matmul_reduce_scatter(
 
 
 def matmul_all_reduce(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     group: GroupLike = None,
     *,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
     lane: int = 0,
     candidate: Candidate | str | None = None,
     meanwhile: Callable[[], object] | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """A product summed over the ranks, all of which get the sum.
 
     Args:
@@ -148,18 +148,18 @@ def matmul_all_reduce(
 
 
 def all_gather_matmul(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     group: GroupLike = None,
     *,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    gathered: torch.Tensor | None = None,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+    gathered: Tensor | None = None,
     lane: int = 0,
     candidate: Candidate | str | None = None,
     backward_candidate: Candidate | str | None = None,
     save_gathered: bool = True,
-) -> torch.Tensor:
+) -> Tensor:
     """The product of all ranks' rows with this rank's matrix.
 
     Args:
@@ -191,17 +191,17 @@ def all_gather_matmul(
 
 
 def matmul_all_to_all(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     group: GroupLike = None,
     counts: Sequence[Sequence[int]] | None = None,
     *,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
     lane: int = 0,
     candidate: Candidate | str | None = None,
     backward_candidate: Candidate | str | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """A product whose rows go to other ranks, such as tokens from experts back to where they came from.
 
     Counts that the host knows may be uneven, and zero: ``counts[p][q]`` rows go from rank p to rank q, so M is the sum of row r and
@@ -232,17 +232,17 @@ def matmul_all_to_all(
 
 
 def matmul_all_to_all_padded(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     group: GroupLike,
-    counts: torch.Tensor,
+    counts: Tensor,
     *,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
     lane: int = 0,
     candidate: Candidate | str | None = None,
     backward_candidate: Candidate | str | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """`matmul_all_to_all` with counts that only the device knows: each rank has M / W rows of room in ``a`` and in ``out``.
 
     All rooms are computed and moved whole; of the room that comes from rank p, the first ``received[p]`` rows count.
@@ -280,14 +280,14 @@ def matmul_all_to_all_padded(
 
 
 def replicated_matmul(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     group: GroupLike = None,
     *,
-    bias: torch.Tensor | None = None,
+    bias: Tensor | None = None,
     lane: int = 0,
     backward_candidate: Candidate | str | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """A product of rows that all ranks have: nothing moves. The gradient of ``a`` is `matmul_all_reduce`, beside that of ``b``.
 
     Args:
@@ -320,9 +320,9 @@ class OperatorSpec:
         out_shape: of this rank's output, for a shape with equal counts.
     """
 
-    function: Callable[..., torch.Tensor]
-    forward: Callable[..., torch.Tensor]
-    reference: Callable[..., torch.Tensor]
+    function: Callable[..., Tensor]
+    forward: Callable[..., Tensor]
+    reference: Callable[..., Tensor]
     out_shape: Callable[[Shape], tuple[int, int]]
 
 

@@ -51,7 +51,7 @@ from crossfade.peers.lane import Lane
 from crossfade.peers.tuning import DEFAULT, Tuning
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from crossfade.peers.groups import GroupLike
 
@@ -68,13 +68,8 @@ __all__ = [
 
 
 def all_gather(
-    tensor: torch.Tensor,
-    group: GroupLike = None,
-    out: torch.Tensor | None = None,
-    *,
-    lane: int = 0,
-    tuning: Tuning = DEFAULT,
-) -> torch.Tensor:
+    tensor: Tensor, group: GroupLike = None, out: Tensor | None = None, *, lane: int = 0, tuning: Tuning = DEFAULT
+) -> Tensor:
     """All ranks' tensors, one behind the other along the first dimension. The input may be this rank's part of ``out``."""
     group = group_of(group, tensor)
     check_tensor(group, "the input of all_gather", tensor)
@@ -92,13 +87,8 @@ def all_gather(
 
 
 def all_to_all(
-    tensor: torch.Tensor,
-    group: GroupLike = None,
-    out: torch.Tensor | None = None,
-    *,
-    lane: int = 0,
-    tuning: Tuning = DEFAULT,
-) -> torch.Tensor:
+    tensor: Tensor, group: GroupLike = None, out: Tensor | None = None, *, lane: int = 0, tuning: Tuning = DEFAULT
+) -> Tensor:
     """Part p of the first dimension goes to rank p; the parts that arrive are one behind the other, by rank."""
     group = group_of(group, tensor)
     check_tensor(group, "the input of all_to_all", tensor)
@@ -115,14 +105,14 @@ def all_to_all(
 
 
 def broadcast(
-    tensor: torch.Tensor,
+    tensor: Tensor,
     root: int,
     group: GroupLike = None,
-    out: torch.Tensor | None = None,
+    out: Tensor | None = None,
     *,
     lane: int = 0,
     tuning: Tuning = DEFAULT,
-) -> torch.Tensor:
+) -> Tensor:
     """The tensor of rank ``root``; the others give one of that shape and type, which may be ``out``, and is not read."""
     group = group_of(group, tensor)
     check_tensor(group, "the input of broadcast", tensor)
@@ -139,37 +129,27 @@ def broadcast(
 
 
 def reduce_scatter(
-    tensor: torch.Tensor,
-    group: GroupLike = None,
-    out: torch.Tensor | None = None,
-    *,
-    lane: int = 0,
-    tuning: Tuning = DEFAULT,
-) -> torch.Tensor:
+    tensor: Tensor, group: GroupLike = None, out: Tensor | None = None, *, lane: int = 0, tuning: Tuning = DEFAULT
+) -> Tensor:
     """This rank's part, along the first dimension, of the sum of all ranks' tensors. ``out`` may be that part of the input."""
     return reduce_scatter_coalesced([tensor], group, [out], lanes=[lane], tuning=tuning)[0]
 
 
 def all_reduce(
-    tensor: torch.Tensor,
-    group: GroupLike = None,
-    out: torch.Tensor | None = None,
-    *,
-    lane: int = 0,
-    tuning: Tuning = DEFAULT,
-) -> torch.Tensor:
+    tensor: Tensor, group: GroupLike = None, out: Tensor | None = None, *, lane: int = 0, tuning: Tuning = DEFAULT
+) -> Tensor:
     """The sum of all ranks' tensors. ``out`` may be the input."""
     return all_reduce_coalesced([tensor], group, [out], lanes=[lane], tuning=tuning)[0]
 
 
 def reduce_scatter_coalesced(
-    tensors: Sequence[torch.Tensor],
+    tensors: Sequence[Tensor],
     group: GroupLike = None,
-    outs: Sequence[torch.Tensor | None] | None = None,
+    outs: Sequence[Tensor | None] | None = None,
     *,
     lanes: Sequence[int] | None = None,
     tuning: Tuning = DEFAULT,
-) -> list[torch.Tensor]:
+) -> list[Tensor]:
     """`reduce_scatter` of several tensors, several at a time: one on each of these lanes (default: all).
 
     Beside computation that holds all SMs this is much faster than one after another, for the sums of all lanes wait for SMs once.
@@ -185,13 +165,13 @@ def reduce_scatter_coalesced(
 
 
 def all_reduce_coalesced(
-    tensors: Sequence[torch.Tensor],
+    tensors: Sequence[Tensor],
     group: GroupLike = None,
-    outs: Sequence[torch.Tensor | None] | None = None,
+    outs: Sequence[Tensor | None] | None = None,
     *,
     lanes: Sequence[int] | None = None,
     tuning: Tuning = DEFAULT,
-) -> list[torch.Tensor]:
+) -> list[Tensor]:
     """`all_reduce` of several tensors, several at a time (see `reduce_scatter_coalesced`)."""
     name, group, items = "all_reduce", group_of(group, *tensors[:1]), []
     for tensor, out in zip(tensors, [None] * len(tensors) if outs is None else outs, strict=True):
@@ -208,7 +188,7 @@ def _sum(
     lanes: Sequence[int] | None,
     tuning: Tuning,
     function: Callable[[Sequence[Lane], int, Sequence[sums.Job], Tuning], None],
-) -> list[torch.Tensor]:
+) -> list[Tensor]:
     def enqueue(chosen: list[Lane], stream: int, items: list[_Item]) -> None:
         jobs = [
             sums.Job(
@@ -246,7 +226,7 @@ def _check_apart(name: str, items: Sequence[_Item]) -> None:
                     raise ValueError(f"tensor {number} of {name} lies in out {other}\n{hint}")
 
 
-def _is_direct(tensor: torch.Tensor) -> bool:
+def _is_direct(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and tensor.numel() > 0
 
 
@@ -254,19 +234,14 @@ def _is_direct(tensor: torch.Tensor) -> bool:
 class _Item:
     """A tensor, its output, and what stands for them where they are not contiguous."""
 
-    tensor: torch.Tensor
-    out: torch.Tensor
-    source: torch.Tensor
-    target: torch.Tensor
+    tensor: Tensor
+    out: Tensor
+    source: Tensor
+    target: Tensor
 
 
 def _item(
-    group: PeerGroup,
-    name: str,
-    tensor: torch.Tensor,
-    out: torch.Tensor | None,
-    shape: tuple[int, ...],
-    place: int | None,
+    group: PeerGroup, name: str, tensor: Tensor, out: Tensor | None, shape: tuple[int, ...], place: int | None
 ) -> _Item:
     """Checks ``out``, or makes it. ``place``: where it may lie, seen from the input."""
     if out is None:
@@ -288,7 +263,7 @@ def _call(
     lanes: list[int],
     tuning: Tuning,
     enqueue: Callable[[list[Lane], int, list[_Item]], None],
-) -> list[torch.Tensor]:
+) -> list[Tensor]:
     """Packs what is not contiguous, enqueues, unpacks."""
     if not lanes or len(set(lanes)) < len(lanes):
         raise ValueError(f"the lanes of {name} are {lanes}\nhint: give at least one, and each once")
@@ -317,7 +292,7 @@ def _call(
     return [item.out for item in items]
 
 
-def _keep(group: PeerGroup, *tensors: torch.Tensor) -> None:
+def _keep(group: PeerGroup, *tensors: Tensor) -> None:
     """What a captured call on a CPU touches lives as long as its graph, in an action that does nothing.
 
     (On a GPU torch's own allocator sees to it.)

@@ -58,13 +58,7 @@ class Lane:
     """
 
     def __init__(
-        self,
-        memory: GroupMemory,
-        index: int,
-        buffer_bytes: int,
-        *,
-        num_streams: int = 1,
-        is_replayable: bool = False,
+        self, memory: GroupMemory, index: int, buffer_bytes: int, *, num_streams: int = 1, is_replayable: bool = False
     ) -> None:
         self.memory = memory
         self.index = index

@@ -18,7 +18,7 @@ from crossfade.peers.lane import Lane
 from crossfade.peers.steps import end
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from crossfade.ops.calls.counts import Counts
     from crossfade.peers.group import PeerGroup
@@ -75,11 +75,11 @@ class Job:
     name: str  # of the operator, for errors
     group: PeerGroup  # whose ranks do it
     lane: int  # the number of the lane
-    a: torch.Tensor
-    b: torch.Tensor  # (K, N), contiguous or the transpose of a contiguous one
-    bias: torch.Tensor | None  # (N,), or None where this rank adds none
-    out: torch.Tensor  # 2 dimensions, contiguous; what the operator gives
-    gathered: torch.Tensor | None = None  # all-gather: (W M, K), contiguous; gets all ranks' ``a``
+    a: Tensor
+    b: Tensor  # (K, N), contiguous or the transpose of a contiguous one
+    bias: Tensor | None  # (N,), or None where this rank adds none
+    out: Tensor  # 2 dimensions, contiguous; what the operator gives
+    gathered: Tensor | None = None  # all-gather: (W M, K), contiguous; gets all ranks' ``a``
     counts: Counts | None = None  # all-to-all: the rows from each rank to each
     has_bias: bool = False  # the caller gave one, which another rank may add
     is_new_out: bool = False  # the caller has not seen ``out`` yet
@@ -90,7 +90,7 @@ class Job:
         """N."""
         return self.b.shape[1]
 
-    def empty(self, *shape: int) -> torch.Tensor:
+    def empty(self, *shape: int) -> Tensor:
         """A tensor of the operands' type and device, with nothing in it yet."""
         return self.a.new_empty(shape)
 
@@ -164,12 +164,12 @@ DTYPES = tuple(ITEM_BYTES)
 class Given(NamedTuple):
     """What was given, checked."""
 
-    a: torch.Tensor  # (M, K): all leading dimensions are rows
-    b: torch.Tensor  # (K, N), in one of the layouts
-    bias: torch.Tensor | None  # (N,), contiguous, or None
+    a: Tensor  # (M, K): all leading dimensions are rows
+    b: Tensor  # (K, N), in one of the layouts
+    bias: Tensor | None  # (N,), contiguous, or None
 
 
-def check_operands(name: str, group: PeerGroup, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> Given:
+def check_operands(name: str, group: PeerGroup, a: Tensor, b: Tensor, bias: Tensor | None) -> Given:
     """Checks the inputs of an operator."""
     check_tensor(group, f"a of {name}", a)
     check_tensor(group, f"b of {name}", b)
@@ -191,7 +191,7 @@ def check_operands(name: str, group: PeerGroup, a: torch.Tensor, b: torch.Tensor
     return Given(rows, b, None if bias is None else packed(group, bias))
 
 
-def _check_type(name: str, a: torch.Tensor) -> None:
+def _check_type(name: str, a: Tensor) -> None:
     dtype = str(a.dtype).removeprefix("torch.")
     if dtype in DTYPES:
         return
@@ -203,7 +203,7 @@ def _check_type(name: str, a: torch.Tensor) -> None:
     raise TypeError(f"{name} takes no {a.dtype}\nhint: one of {', '.join(DTYPES)}")
 
 
-def layout_of(name: str, b: torch.Tensor) -> Layout:
+def layout_of(name: str, b: Tensor) -> Layout:
     """The layout of ``b``."""
     if b.is_contiguous():
         return Layout.ROWS
@@ -219,11 +219,11 @@ def check_out(
     name: str,
     group: PeerGroup,
     given: Given,
-    out: torch.Tensor | None,
+    out: Tensor | None,
     shape: tuple[int, ...],
     what: str = "out",
     place: int | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Checks an output, or makes it; gives a contiguous tensor to fill, which `store` brings into the output.
 
     ``place`` is where it may lie, in bytes behind ``a``; None for apart from it.
@@ -242,7 +242,7 @@ def check_out(
     return out if out.is_contiguous() else out.new_empty(shape)
 
 
-def store(group: PeerGroup, out: torch.Tensor | None, filled: torch.Tensor) -> torch.Tensor:
+def store(group: PeerGroup, out: Tensor | None, filled: Tensor) -> Tensor:
     """The output that the caller gave, with what is in ``filled``; or ``filled``, if the caller gave none."""
     if out is None or out is filled:
         return filled

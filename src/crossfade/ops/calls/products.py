@@ -8,7 +8,7 @@ from crossfade.device.borrowed import torch_or_raise
 from crossfade.errors import DeviceError
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from crossfade.ops.calls.job import Job
 
@@ -76,7 +76,7 @@ def place(length: int, part: int, whole: int) -> int:
     return round(at / _TILE_ROWS) * _TILE_ROWS
 
 
-def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+def multiply(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None) -> None:
     """``out`` (M, N) becomes ``a @ b + bias``."""
     torch = torch_or_raise()
     if not out.numel():
@@ -87,7 +87,7 @@ def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Te
         torch.addmm(bias, a, b, out=out)
 
 
-def multiply_rows(job: Job, a: torch.Tensor, out: torch.Tensor) -> None:
+def multiply_rows(job: Job, a: Tensor, out: Tensor) -> None:
     """``out`` becomes the product of these rows of the job; on a CPU in its place in a captured graph."""
     if out.numel():
         job.group.do(lambda: multiply(a, job.b, out, job.bias))

@@ -13,7 +13,7 @@ from crossfade.device.borrowed import torch_or_raise
 from crossfade.errors import DeviceError
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from crossfade.peers.group import PeerGroup
 
@@ -35,24 +35,22 @@ def _named(*names: str) -> Any:
     return next(getattr(distributed, name) for name in names if hasattr(distributed, name))
 
 
-def reduce_scatter(group: PeerGroup, out: torch.Tensor, tensor: torch.Tensor, *, is_async: bool = False) -> Any:
+def reduce_scatter(group: PeerGroup, out: Tensor, tensor: Tensor, *, is_async: bool = False) -> Any:
     """(W n, ...) to the sum's (n, ...)."""
     function = _named("reduce_scatter_single", "reduce_scatter_tensor")
     return function(out, tensor, group=require_group(group), async_op=is_async)
 
 
-def all_reduce(group: PeerGroup, tensor: torch.Tensor, *, is_async: bool = False) -> Any:
+def all_reduce(group: PeerGroup, tensor: Tensor, *, is_async: bool = False) -> Any:
     """In place."""
     return torch_or_raise().distributed.all_reduce(tensor, group=require_group(group), async_op=is_async)
 
 
-def all_gather(group: PeerGroup, out: torch.Tensor, tensor: torch.Tensor) -> None:
+def all_gather(group: PeerGroup, out: Tensor, tensor: Tensor) -> None:
     """(n, ...) to (W n, ...)."""
     _named("all_gather_single", "all_gather_into_tensor")(out, tensor, group=require_group(group))
 
 
-def all_to_all(
-    group: PeerGroup, out: torch.Tensor, tensor: torch.Tensor, received: Sequence[int], sent: Sequence[int]
-) -> None:
+def all_to_all(group: PeerGroup, out: Tensor, tensor: Tensor, received: Sequence[int], sent: Sequence[int]) -> None:
     """Rows of the first dimension: ``sent[p]`` of them to rank p, ``received[p]`` from it."""
     torch_or_raise().distributed.all_to_all_single(out, tensor, list(received), list(sent), group=require_group(group))

@@ -253,12 +253,7 @@ class Model:
         return self._sending(shape, rounds, num_pieces, pieces_us(), launches_us())
 
     def _sending(
-        self,
-        shape: Shape,
-        rounds: int,
-        num_pieces: int,
-        products_us: Iterator[float],
-        launches_us: Iterator[float],
+        self, shape: Shape, rounds: int, num_pieces: int, products_us: Iterator[float], launches_us: Iterator[float]
     ) -> Prediction:
         """Pieces of the others' blocks are pushed as they are done, then comes the own block, then what arrived is used."""
         figures, others, program = self.figures, shape.num_ranks - 1, Program()

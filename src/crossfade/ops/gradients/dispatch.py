@@ -13,7 +13,7 @@ from crossfade.device.borrowed import torch_or_raise
 from crossfade.peers.groups import key_of
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from crossfade.ops.choice.candidate import Candidate
     from crossfade.ops.gradients.backward import Gradient
@@ -42,29 +42,29 @@ class Traced:
     def call(
         self,
         name: str,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        bias: torch.Tensor | None,
+        a: Tensor,
+        b: Tensor,
+        bias: Tensor | None,
         *more: object,  # what the operator takes behind the others
-        out: torch.Tensor | None = None,
+        out: Tensor | None = None,
         meanwhile: Callable[[], object] | None = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """An operator that has an output only. An output that was given is filled by a copy."""
-        made: torch.Tensor = getattr(_operators(), name)(a, b, bias, *self._where, *more)
+        made: Tensor = getattr(_operators(), name)(a, b, bias, *self._where, *more)
         if meanwhile is not None:
             meanwhile()
         return _stored(made, out)
 
     def all_gather(
         self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        bias: torch.Tensor | None,
-        out: torch.Tensor | None,
-        gathered: torch.Tensor | None,
+        a: Tensor,
+        b: Tensor,
+        bias: Tensor | None,
+        out: Tensor | None,
+        gathered: Tensor | None,
         *,
         save_gathered: bool,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """`all_gather_matmul`."""
         is_saved = save_gathered and b.requires_grad and torch_or_raise().is_grad_enabled()
         keeps_rows = is_saved or gathered is not None
@@ -73,17 +73,17 @@ class Traced:
         return _stored(made, out)
 
 
-def trace_all_to_all(group: GroupLike, counts: torch.Tensor, lane: int) -> torch.Tensor:
+def trace_all_to_all(group: GroupLike, counts: Tensor, lane: int) -> Tensor:
     """`crossfade.peers.collectives.all_to_all` of what has no gradient."""
     return _operators().all_to_all(counts, key_of(group), lane)  # type: ignore[no-any-return]
 
 
-def trace_share(x: torch.Tensor, group: GroupLike, dim: int, lane: int) -> torch.Tensor:
+def trace_share(x: Tensor, group: GroupLike, dim: int, lane: int) -> Tensor:
     """`crossfade.ops.layers.regions.split`."""
     return _operators().split(x, key_of(group), dim, lane)  # type: ignore[no-any-return]
 
 
-def trace_join(x: torch.Tensor, group: GroupLike, dim: int, lane: int) -> torch.Tensor:
+def trace_join(x: Tensor, group: GroupLike, dim: int, lane: int) -> Tensor:
     """`crossfade.ops.layers.regions.gather`."""
     return _operators().gather(x, key_of(group), dim, lane)  # type: ignore[no-any-return]
 
@@ -98,7 +98,7 @@ def _text(candidate: Candidate | str | None) -> str | None:
     return candidate if candidate is None or isinstance(candidate, str) else str(candidate)
 
 
-def _stored(made: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+def _stored(made: Tensor, out: Tensor | None) -> Tensor:
     return made if out is None else out.copy_(made)
 
 
@@ -110,9 +110,7 @@ def wants_gradient(*tensors: Any) -> bool:
     return False
 
 
-def apply(
-    gradient: Gradient, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, **others: object
-) -> torch.Tensor:
+def apply(gradient: Gradient, a: Tensor, b: Tensor, bias: Tensor | None, **others: object) -> Tensor:
     """The operator's result, through which gradients flow back."""
     for name, value in others.items():
         if value is not None:
@@ -122,5 +120,5 @@ def apply(
             )
     from crossfade.ops.gradients.autograd import Differentiable
 
-    out: torch.Tensor = Differentiable.apply(gradient, a, b, bias)  # type: ignore[no-untyped-call]
+    out: Tensor = Differentiable.apply(gradient, a, b, bias)  # type: ignore[no-untyped-call]
     return out

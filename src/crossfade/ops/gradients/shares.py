@@ -8,19 +8,19 @@ from crossfade.device.borrowed import torch_or_raise
 from crossfade.peers import collectives
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from crossfade.peers.group import PeerGroup
 
 __all__ = ["join_shares", "take_share"]
 
 
-def take_share(x: torch.Tensor, group: PeerGroup, dim: int) -> torch.Tensor:
+def take_share(x: Tensor, group: PeerGroup, dim: int) -> Tensor:
     """This rank's, contiguous; W divides the dimension."""
     return x.chunk(group.num_ranks, dim)[group.rank].clone(memory_format=torch_or_raise().contiguous_format)
 
 
-def join_shares(x: torch.Tensor, group: PeerGroup, dim: int, lane: int) -> torch.Tensor:
+def join_shares(x: Tensor, group: PeerGroup, dim: int, lane: int) -> Tensor:
     """All ranks', one behind the other along the dimension."""
     shares = collectives.all_gather(x[None], group, lane=lane)
     dim %= x.dim()

@@ -8,7 +8,7 @@ from crossfade.device.borrowed import torch_or_raise
 from crossfade.device.driver import HOST
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
 __all__ = ["KIND_BYTES", "KIND_NAMES", "WIDEST", "Operands", "find_unit", "has_descriptors"]
 
@@ -45,7 +45,7 @@ class Operands(NamedTuple):
     in_unit: int  # see `crossfade.ops.signaled.launch.ProductVariant`
 
     @classmethod
-    def of(cls, a: torch.Tensor, b: torch.Tensor, *, has_descriptors: bool = True) -> Operands:
+    def of(cls, a: Tensor, b: Tensor, *, has_descriptors: bool = True) -> Operands:
         """The shape of ``a @ b``."""
         if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
             raise ValueError(f"a product of shapes {tuple(a.shape)} and {tuple(b.shape)}\nhint: (M, K) and (K, N)")
