@@ -13,7 +13,7 @@ import crossfade
 from crossfade.cli.exits import UsersMistake
 from crossfade.cli.tune import fill, local_rank_of, parse_shapes
 from crossfade.errors import DeviceError
-from crossfade.ops.calls.shape import Shape
+from crossfade.ops.calls.job import Shape
 from crossfade.ops.choice.cache import Cache
 from tests.helpers.gpus import num_gpus
 from tests.helpers.programs import environment, python

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from crossfade.ops.calls.counts import gather_counts
-from crossfade.ops.calls.shape import Operator, Shape
+from crossfade.ops.calls.job import Operator, Shape
 from crossfade.ops.choice.candidate import Candidate, candidates_for
 from crossfade.ops.operators import matmul_all_to_all_padded
 from crossfade.peers.group import PeerGroup

@@ -14,9 +14,8 @@ from crossfade.graph.collectives import bind_collective
 from crossfade.graph.nodes import ActorInfo, InputNode, MultiOutputNode, bind
 from crossfade.peers.exported import check_links
 from crossfade.plan.parse import parse_plan
-from crossfade.schedule.collective_transports import transport_of_collective
 from crossfade.schedule.compile import compile_plan
-from crossfade.schedule.transports import Gpus
+from crossfade.schedule.transports import Gpus, transport_of_collective
 from crossfade.topology import Device, Link, LinkKind, Topology
 from crossfade.types import CollectiveKind, Transport
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from crossfade.ops.calls.shape import Shape
+from crossfade.ops.calls.job import Shape
 from crossfade.ops.choice import cache as module
 from crossfade.ops.choice.cache import Cache, Decision, Source, versions
 from crossfade.ops.choice.candidate import PLAIN, Candidate
@@ -249,7 +249,7 @@ from pathlib import Path
 from crossfade.ops.choice import cache as module
 from crossfade.ops.choice.candidate import PLAIN, Candidate
 from crossfade.ops.choice.cache import Decision, Source
-from crossfade.ops.calls.shape import Shape
+from crossfade.ops.calls.job import Shape
 
 def shape(number):
     return Shape("matmul_all_reduce", 4, number, 1, "bfloat16", "nt", 4)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossfade.errors import DeviceError
+from crossfade.ops.calls.job import Operator, Shape
 from crossfade.ops.calls.products import cut_evenly, least_rounds, require_slot
-from crossfade.ops.calls.shape import Operator, Shape
 from crossfade.ops.choice import candidate
 from crossfade.ops.choice.candidate import PARAMETERS, PLAIN, Candidate, candidates_for
 

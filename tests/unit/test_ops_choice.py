@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from crossfade.ops.calls.counts import Counts
-from crossfade.ops.calls.job import Given
-from crossfade.ops.calls.shape import Operator, Shape
+from crossfade.ops.calls.job import Given, Operator, Shape
 from crossfade.ops.choice import choose as choice
 from crossfade.ops.choice.candidate import PLAIN, Candidate
 

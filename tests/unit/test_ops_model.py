@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossfade.ops.calls.shape import Operator, Shape
+from crossfade.ops.calls.job import Operator, Shape
 from crossfade.ops.choice.candidate import PLAIN, Candidate
 from crossfade.ops.choice.figures import H200, Figures, Line, measure_waves, with_topology
 from crossfade.ops.choice.model import Model, Prediction, Program

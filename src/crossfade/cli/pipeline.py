@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crossfade.cli.bounds import print_bounds
 from crossfade.cli.exits import UsersMistake
-from crossfade.cli.figures import read_cluster
-from crossfade.cli.target import call_target, describe
+from crossfade.cli.shown import print_bounds
+from crossfade.cli.target import call_target, describe, read_cluster
 from crossfade.errors import GraphError, MissingDependency
 
 if TYPE_CHECKING:

@@ -11,10 +11,9 @@ import crossfade
 from crossfade.api import CompiledGraph
 from crossfade.api.elsewhere import init_elsewhere, plan_elsewhere
 from crossfade.api.options import CompileOptions
-from crossfade.cli.bounds import print_bounds
 from crossfade.cli.exits import UsersMistake, told
-from crossfade.cli.figures import read_cluster, read_figures
-from crossfade.cli.target import call_target, describe
+from crossfade.cli.shown import print_bounds
+from crossfade.cli.target import call_target, describe, read_cluster, read_figures
 from crossfade.errors import ActorStartError, GraphError
 from crossfade.graph.nodes import MultiOutputNode, Node
 from crossfade.plan.picture import draw_timelines

@@ -14,7 +14,7 @@ from crossfade.cli.exits import UsersMistake
 from crossfade.cli.measure import show_us
 from crossfade.cli.shown import new_progress, new_table
 from crossfade.errors import DeviceError, MissingDependency
-from crossfade.ops.calls.shape import Layout, Operator, Shape
+from crossfade.ops.calls.job import Layout, Operator, Shape
 from crossfade.ops.choice.cache import Decision
 from crossfade.ops.choice.candidate import PLAIN
 from crossfade.ops.choice.tune import Tuner

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.ops.calls.counts import Counts
-from crossfade.ops.calls.job import layout_of, refuse_in_capture
-from crossfade.ops.calls.shape import Layout, Operator, Shape, takes_fused
+from crossfade.ops.calls.job import Layout, Operator, Shape, layout_of, refuse_in_capture, takes_fused
 from crossfade.ops.choice.candidate import Candidate
 from crossfade.ops.choice.choose import choose_for
 from crossfade.ops.choice.warm_up import WarmUp

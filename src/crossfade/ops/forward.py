@@ -13,9 +13,18 @@ from typing import TYPE_CHECKING
 from crossfade.marks import marked
 from crossfade.ops.algorithms import fused, plain, rounds, tiled
 from crossfade.ops.calls.counts import Counts
-from crossfade.ops.calls.job import Algorithm, Job, Once, check_operands, check_out, rows_for_each, store
-from crossfade.ops.calls.products import multiply, multiply_rows
-from crossfade.ops.calls.shape import Operator
+from crossfade.ops.calls.job import (
+    Algorithm,
+    Job,
+    Once,
+    Operator,
+    check_operands,
+    check_out,
+    multiply_rows,
+    rows_for_each,
+    store,
+)
+from crossfade.ops.calls.products import multiply
 from crossfade.ops.choice.candidate import Candidate
 from crossfade.ops.choice.choose import algorithm_of
 from crossfade.ops.choice.warm_up import WarmUp

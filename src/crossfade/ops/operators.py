@@ -42,7 +42,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from crossfade.ops import forward, references
-from crossfade.ops.calls.shape import Operator, Shape
+from crossfade.ops.calls.job import Operator, Shape
 from crossfade.ops.choice.candidate import Candidate
 from crossfade.ops.gradients.backward import AllGather, AllReduce, AllToAll, ReduceScatter, Replicated
 from crossfade.ops.gradients.dispatch import Traced, apply, is_traced, trace_all_to_all, wants_gradient

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from crossfade.device.borrowed import torch_or_raise
-from crossfade.ops.calls import torch_collectives
+from crossfade.ops.calls import products as collectives
 from crossfade.ops.forward import counts_of
 
 if TYPE_CHECKING:
@@ -21,14 +21,14 @@ def matmul_reduce_scatter(a: Tensor, b: Tensor, group: PeerGroup, *, bias: Tenso
     """See `crossfade.ops.matmul_reduce_scatter`."""
     product = _product(a, b, bias if group.rank == 0 else None)
     out = product.new_empty(len(product) // group.num_ranks, product.shape[1])
-    torch_collectives.reduce_scatter(group, out, product)
+    collectives.reduce_scatter(group, out, product)
     return out
 
 
 def matmul_all_reduce(a: Tensor, b: Tensor, group: PeerGroup, *, bias: Tensor | None = None) -> Tensor:
     """See `crossfade.ops.matmul_all_reduce`."""
     product = _product(a, b, bias if group.rank == 0 else None)
-    torch_collectives.all_reduce(group, product)
+    collectives.all_reduce(group, product)
     return product.view(*a.shape[:-1], b.shape[1])
 
 
@@ -36,7 +36,7 @@ def all_gather_matmul(a: Tensor, b: Tensor, group: PeerGroup, *, bias: Tensor | 
     """See `crossfade.ops.all_gather_matmul`."""
     rows = a.reshape(-1, a.shape[-1])
     gathered = rows.new_empty(group.num_ranks * len(rows), rows.shape[1])
-    torch_collectives.all_gather(group, gathered, rows.contiguous())
+    collectives.all_gather(group, gathered, rows.contiguous())
     return _product(gathered, b, bias)
 
 
@@ -47,7 +47,7 @@ def matmul_all_to_all(
     product = _product(a, b, bias)
     known = counts_of(group, len(product), counts)
     out = product.new_empty(sum(known.received), product.shape[1])
-    torch_collectives.all_to_all(group, out, product, known.received, known.sent)
+    collectives.all_to_all(group, out, product, known.received, known.sent)
     return out
 
 

@@ -34,7 +34,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from crossfade.marks import mark
-from crossfade.peers import steps, sums
+from crossfade.peers import steps
 from crossfade.peers.arguments import (
     SUMMABLE,
     check_overlap,
@@ -161,7 +161,7 @@ def reduce_scatter_coalesced(
         shape = (part_length(group, name, tensor), *tensor.shape[1:])
         place = group.rank * (tensor.numel() // group.num_ranks) * tensor.itemsize
         items.append(_item(group, name, tensor, out, shape, place))
-    return _sum(group, name, items, lanes, tuning, sums.reduce_scatter)
+    return _sum(group, name, items, lanes, tuning, steps.reduce_scatter)
 
 
 def all_reduce_coalesced(
@@ -178,7 +178,7 @@ def all_reduce_coalesced(
         check_tensor(group, f"the input of {name}", tensor)
         kind_of(name, tensor)
         items.append(_item(group, name, tensor, out, tuple(tensor.shape), 0))
-    return _sum(group, name, items, lanes, tuning, sums.all_reduce)
+    return _sum(group, name, items, lanes, tuning, steps.all_reduce)
 
 
 def _sum(
@@ -187,11 +187,11 @@ def _sum(
     items: list[_Item],
     lanes: Sequence[int] | None,
     tuning: Tuning,
-    function: Callable[[Sequence[Lane], int, Sequence[sums.Job], Tuning], None],
+    function: Callable[[Sequence[Lane], int, Sequence[steps.Job], Tuning], None],
 ) -> list[Tensor]:
     def enqueue(chosen: list[Lane], stream: int, items: list[_Item]) -> None:
         jobs = [
-            sums.Job(
+            steps.Job(
                 each.target.data_ptr(),
                 each.source.data_ptr(),
                 each.out.numel(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from crossfade.ops.calls import torch_collectives as collectives
+from crossfade.ops.calls import products as collectives
 from crossfade.ops.calls.job import Job, whole
 from crossfade.ops.calls.products import multiply
 

@@ -21,13 +21,12 @@ from crossfade.device.copies import stagger
 from crossfade.ops.algorithms import overlaps, schedule
 from crossfade.ops.algorithms.overlaps import Part
 from crossfade.ops.algorithms.schedule import Run, Send, Step
-from crossfade.ops.calls.job import Job, OnLane, on_lane
+from crossfade.ops.calls.job import Job, OnLane, multiply_rows, on_lane
 from crossfade.ops.calls.products import (
     cut_evenly,
     fits,
     in_order,
     least_rounds,
-    multiply_rows,
     place,
     require_slot,
     shares,

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Self
 
 from crossfade.device.borrowed import torch_or_raise
-from crossfade.ops.calls.torch_collectives import all_gather
+from crossfade.ops.calls.products import all_gather
 from crossfade.peers.groups import group_of
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from crossfade.files import cache_folder
-from crossfade.ops.calls.shape import Shape
+from crossfade.ops.calls.job import Shape
 from crossfade.ops.choice.candidate import Candidate
 from crossfade.ops.choice.figures import Figures
 

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from crossfade.ops.algorithms import fused
+from crossfade.ops.calls.job import Operator, Shape
 from crossfade.ops.calls.products import fits, least_rounds
-from crossfade.ops.calls.shape import Operator, Shape
 from crossfade.ops.signaled.operands import KIND_NAMES
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.errors import DeviceError
-from crossfade.ops.calls.job import Algorithm, Given, Job, layout_of
-from crossfade.ops.calls.shape import Operator, Shape, takes_fused
+from crossfade.ops.calls.job import Algorithm, Given, Job, Operator, Shape, layout_of, takes_fused
 from crossfade.ops.choice.cache import Cache, Decision, Source, versions
 from crossfade.ops.choice.candidate import PLAIN, Candidate, candidates_for
 from crossfade.ops.choice.figures import H200, Figures, measure_waves, product_timer, with_topology

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from crossfade.ops.calls.job import Operator, Shape
 from crossfade.ops.calls.products import in_order, shares
-from crossfade.ops.calls.shape import Operator, Shape
 from crossfade.ops.choice.candidate import Candidate
 from crossfade.ops.choice.figures import TILE_M, TILE_N, Figures, Line
 

@@ -34,9 +34,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.ops import forward
 from crossfade.ops.calls.counts import Counts
-from crossfade.ops.calls.job import check_operands, layout_of
+from crossfade.ops.calls.job import Layout, Operator, Shape, check_operands, layout_of
 from crossfade.ops.calls.products import multiply
-from crossfade.ops.calls.shape import Layout, Operator, Shape
 from crossfade.ops.choice.candidate import Candidate
 from crossfade.ops.choice.choose import choose_for
 from crossfade.peers import collectives

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from crossfade.ops.calls.shape import Layout
+from crossfade.ops.calls.job import Layout
 from crossfade.ops.gradients.backward import AllGather, AllReduce, AllToAll, Gradient, Needs, ReduceScatter, Replicated
 from crossfade.ops.gradients.shares import join_shares, take_share
 from crossfade.peers import collectives
