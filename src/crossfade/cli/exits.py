@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["INTERRUPTED", "PROBLEM", "USERS_MISTAKE", "UsersMistake", "WrongResult", "told"]
-
 PROBLEM = 1
 USERS_MISTAKE = 2
 INTERRUPTED = 130

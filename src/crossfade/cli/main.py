@@ -28,8 +28,6 @@ import crossfade
 from crossfade.cli.exits import INTERRUPTED, PROBLEM, USERS_MISTAKE, UsersMistake, WrongResult
 from crossfade.errors import CrossfadeError, MissingDependency, TraceError
 
-__all__ = ["EngineName", "app"]
-
 app = typer.Typer(
     name="crossfade",
     help="Hides communication behind computation in graphs of actors, and shows how much it hid.",

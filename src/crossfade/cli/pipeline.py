@@ -13,8 +13,6 @@ from crossfade.errors import GraphError, MissingDependency
 if TYPE_CHECKING:
     from crossfade.pipelines.predict import Prediction
 
-__all__ = ["show_pipeline"]
-
 
 def show_pipeline(
     target: str,

@@ -25,8 +25,6 @@ from crossfade.schedule.simulate import simulate
 from crossfade.schedule.workload import Workload
 from crossfade.topology import Topology, load_topology
 
-__all__ = ["load_graph", "show_plan"]
-
 MOST_ACTIONS_SHOWN = 500
 """Plans with more actions are not printed."""
 

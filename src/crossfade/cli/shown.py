@@ -14,8 +14,6 @@ from rich.table import Table
 from crossfade.schedule.bounds import Bound, Bounds
 from crossfade.types import DRIVER
 
-__all__ = ["new_progress", "new_table", "print_bounds"]
-
 
 def new_table(title: str, left: Sequence[str], right: Sequence[str] = ()) -> Table:
     """An empty table with words in the columns at the left, and figures in those at the right."""

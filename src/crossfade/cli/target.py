@@ -18,8 +18,6 @@ from crossfade.schedule.cost import CostModel
 from crossfade.schedule.workload import Workload
 from crossfade.topology import Topology
 
-__all__ = ["call_target", "describe", "read_cluster", "read_figures"]
-
 _Figures = TypeVar("_Figures", Topology, CostModel, Workload)
 
 

@@ -21,8 +21,6 @@ from crossfade.ops.choice.tune import Tuner
 from crossfade.ops.tuning import open_tuner
 from crossfade.peers.group import PeerGroup, open_group
 
-__all__ = ["fill", "local_rank_of", "parse_shapes", "tune_here"]
-
 COMMAND = "torchrun --nproc-per-node 4 -m crossfade tune 8192,8192,7168"
 
 

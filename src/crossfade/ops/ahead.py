@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup
     from crossfade.peers.groups import GroupLike
 
-__all__ = ["prepare", "prepare_call"]
-
 
 def prepare(
     operator: Callable[..., Any] | str,

@@ -35,18 +35,6 @@ if TYPE_CHECKING:
 
     from crossfade.peers.group import PeerGroup
 
-__all__ = [
-    "ALGORITHMS",
-    "Chosen",
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_first",
-    "counts_of",
-    "reduce_scatter",
-    "replicated",
-]
-
 Chosen = Candidate | WarmUp | str | None
 
 ALGORITHMS: Mapping[Operator, dict[str, Algorithm]] = {

@@ -55,17 +55,6 @@ if TYPE_CHECKING:
 
     from crossfade.peers.groups import GroupLike
 
-__all__ = [
-    "OPERATORS",
-    "OperatorSpec",
-    "all_gather_matmul",
-    "matmul_all_reduce",
-    "matmul_all_to_all",
-    "matmul_all_to_all_padded",
-    "matmul_reduce_scatter",
-    "replicated_matmul",
-]
-
 
 def matmul_reduce_scatter(
     a: Tensor,

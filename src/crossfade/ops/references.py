@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from crossfade.peers.group import PeerGroup
 
-__all__ = ["all_gather_matmul", "matmul_all_reduce", "matmul_all_to_all", "matmul_reduce_scatter", "replicated_matmul"]
-
 
 def matmul_reduce_scatter(a: Tensor, b: Tensor, group: PeerGroup, *, bias: Tensor | None = None) -> Tensor:
     """See `crossfade.ops.matmul_reduce_scatter`."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup
     from crossfade.peers.groups import GroupLike
 
-__all__ = ["Tunable", "TunableOperator", "open_tuner", "tuner_of"]
-
 
 class Tunable(Protocol):
     """An operator, as a tuner sees it."""

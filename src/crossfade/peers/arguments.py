@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from crossfade.peers.group import PeerGroup
 
-__all__ = ["SUMMABLE", "check_overlap", "check_tensor", "describe", "extent_of", "kind_of", "packed", "part_length"]
-
 SUMMABLE = ("bfloat16", "float16", "float32", "float64", "int32", "int64")
 """Element types that can be summed; all types can be moved."""
 

@@ -25,8 +25,6 @@ from crossfade.peers.lane import NUM_EPOCHS, SLOT_ALIGNMENT, Lane, num_words
 from crossfade.peers.memory import GroupMemory, Kernels, OpenedGroup
 from crossfade.topology import LinkKind
 
-__all__ = ["Rank", "Shape", "check_links", "open_exported"]
-
 
 class Rank(NamedTuple):
     """What one rank tells the others."""

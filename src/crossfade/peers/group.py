@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-__all__ = ["PeerGroup", "open_group"]
-
 _MOST_BYTES = 1 << 48
 
 

@@ -19,8 +19,6 @@ from crossfade.device.signals import CLEAR, SET, Signal
 from crossfade.errors import ChannelBroken, DeviceError
 from crossfade.peers.memory import GroupMemory
 
-__all__ = ["NUM_EPOCHS", "SLOT_ALIGNMENT", "Epoch", "Lane", "LaneStatistics", "num_words"]
-
 NUM_EPOCHS = 2
 SLOT_ALIGNMENT = 256
 

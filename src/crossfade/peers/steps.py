@@ -27,8 +27,6 @@ from crossfade.peers.lane import Epoch, Lane
 from crossfade.peers.memory import Kind, Reduction
 from crossfade.peers.tuning import DEFAULT, Direction, Tuning
 
-__all__ = ["Job", "all_gather", "all_reduce", "all_to_all", "broadcast", "end", "pieces_of", "reduce_scatter"]
-
 
 def pieces_of(size: int, limit: int) -> Iterator[tuple[int, int]]:
     """(begin, length) of each piece."""

@@ -16,8 +16,6 @@ from torch.distributed import ProcessGroup
 from crossfade.errors import GraphError
 from crossfade.p2p.opening import ranks_of
 
-__all__ = ["decided_by_first", "gathered"]
-
 
 def decided_by_first(group: ProcessGroup | None, decide: Callable[[], Any]) -> Any:
     """Returns on all ranks of a group what ``decide`` returns on its first one; without torch.distributed, just that.

@@ -21,8 +21,6 @@ from itertools import accumulate, pairwise
 
 from crossfade.errors import GraphError
 
-__all__ = ["Operation", "choose_cuts", "stages_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Operation:

@@ -15,8 +15,6 @@ from crossfade.pipelines.measure_stages import StageTimes, measure_stages, runna
 from crossfade.pipelines.stages import cut_graph
 from crossfade.pipelines.timing import Loss
 
-__all__ = ["Look", "Wish", "find_cuts"]
-
 MOST_LOOKS = 4
 """How often stages are measured before the best cuts so far are taken."""
 

@@ -15,8 +15,6 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-__all__ = ["TracedGraph", "bytes_of", "module_of"]
-
 
 @dataclass(frozen=True)
 class TracedGraph:

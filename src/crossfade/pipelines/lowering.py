@@ -19,8 +19,6 @@ from crossfade.plan.actions import RECV_STREAM, SEND_STREAM, Action, Verb
 from crossfade.plan.plan import ChannelSpec, InputSpec, NodeSpec, Plan
 from crossfade.types import DRIVER, Transport
 
-__all__ = ["id_of", "method_of", "plan_of", "rank_name"]
-
 GO = "go"
 """The id of the plan's input."""
 

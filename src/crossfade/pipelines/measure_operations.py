@@ -20,8 +20,6 @@ from torch import fx
 from crossfade.pipelines.graph import TracedGraph
 from crossfade.pipelines.timing import Loss, now_us, tensors_in
 
-__all__ = ["MeasuredOperation", "MeasuredOperations", "measure_operations"]
-
 
 @dataclass(frozen=True, slots=True)
 class MeasuredOperation:

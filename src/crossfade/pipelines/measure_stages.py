@@ -19,8 +19,6 @@ from torch import fx
 from crossfade.pipelines.timing import Loss, now_us
 from crossfade.pipelines.torch_names import backward_functions, pipe_split_operator
 
-__all__ = ["RunnableStage", "StageTimes", "mean_times", "measure_stages", "runnable_stages"]
-
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 
 

@@ -19,8 +19,6 @@ from crossfade.errors import GraphError
 from crossfade.hints import nearest
 from crossfade.pipelines.torch_names import schedule_order
 
-__all__ = ["SCHEDULES", "Kind", "Order", "Pass", "order_of"]
-
 
 class Kind(StrEnum):
     """What a pass computes, in torch's letters."""

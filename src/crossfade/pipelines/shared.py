@@ -19,8 +19,6 @@ from torch import fx, nn
 
 from crossfade.errors import GraphError
 
-__all__ = ["SharedParameter", "sync_shared_gradients", "tidy_parameters"]
-
 SharedParameter = Mapping[int, str]
 """The stages that use a parameter, each with the parameter's name in it."""
 

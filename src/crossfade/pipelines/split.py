@@ -31,8 +31,6 @@ from crossfade.types import Transport
 if TYPE_CHECKING:
     from torch.distributed.pipelining.stage import _PipelineStage
 
-__all__ = ["Split", "split"]
-
 
 class Split:
     """A module in stages; ``print(split)`` shows where it was cut and why.

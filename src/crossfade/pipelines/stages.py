@@ -21,8 +21,6 @@ from torch import fx
 from crossfade.pipelines.graph import TracedGraph
 from crossfade.pipelines.torch_names import pipe_split_operator
 
-__all__ = ["cut_graph", "with_contiguous_gradient"]
-
 
 class _ContiguousGradient(torch.autograd.Function):
     @staticmethod

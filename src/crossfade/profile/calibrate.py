@@ -12,8 +12,6 @@ from crossfade.profile.crew import Crew, StepFailed
 from crossfade.profile.steps import Step
 from crossfade.topology import Crowd, Launch, Link, Rate, Slowdown, Topology
 
-__all__ = ["LIMIT_S", "Progress", "calibrate", "start_from"]
-
 LIMIT_S = 110.0
 """No step begins later."""
 MOST_FAILURES = 2

@@ -13,8 +13,6 @@ from crossfade.profile.context import Context, Measure, Told
 from crossfade.profile.steps import Step
 from crossfade.profile.timing import Load, Part, measure_parts
 
-__all__ = ["MEASURES", "beside", "cover", "launch", "signals", "transfers"]
-
 NUM_CALLS, NUM_ROUNDS = 100, 7
 """Calls are few enough that a stream holds all of them."""
 COPY_BYTES = 4096

@@ -57,8 +57,6 @@ from crossfade.schedule.links import crowding
 from crossfade.topology import Crowd
 from crossfade.types import CollectiveKind, ReduceOp, Transport
 
-__all__ = ["BUFFER_BYTES", "Estimate", "estimate", "is_on_gpus"]
-
 BUFFER_BYTES = 32 << 20
 """Of a lane, on each GPU; `crossfade.collectives.movers.copies` gives its groups as much."""
 _ONE_SHOT_BYTES = 256 << 10

@@ -22,8 +22,6 @@ from crossfade.schedule.draft import Draft
 from crossfade.schedule.transports import Gpus, Wish, transport_of_collective
 from crossfade.types import DRIVER, TargetDevice, Transport
 
-__all__ = ["lower"]
-
 
 def lower(graph: CheckedGraph, gpus: Gpus, *, max_inflight: int) -> Draft:
     """One ``run`` for each node, in order, on its actor, and one ``coll`` for each collective on each of its actors."""

@@ -20,8 +20,6 @@ from crossfade.hints import nearest
 from crossfade.topology import Topology
 from crossfade.types import DRIVER
 
-__all__ = ["place"]
-
 
 def place(topology: Topology, actors: Mapping[str, Sequence[int]]) -> Places:
     """Places the actors. ``actors`` has the GPUs that each has booked, by any numbers: equal ones are one GPU.

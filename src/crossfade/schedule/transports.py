@@ -33,17 +33,6 @@ from crossfade.schedule import links
 from crossfade.topology import Link, LinkKind, Topology
 from crossfade.types import DRIVER, TargetDevice, Transport
 
-__all__ = [
-    "TYPICAL_BYTES",
-    "Gpus",
-    "Way",
-    "Wish",
-    "choose",
-    "gpu_pairs",
-    "is_reached_by_copies",
-    "transport_of_collective",
-]
-
 _HAVE_STAND_INS = (Transport.COPY, Transport.STAGED)
 _BETWEEN_HOSTS = (Transport.AUTO, Transport.TCP, Transport.NCCL, Transport.ACCELERATOR)
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from crossfade.peers.group import PeerGroup
 
-__all__ = ["all_gather", "is_offered", "reduce_scatter", "shared_bytes"]
-
 _FUNCTIONS = {Operator.REDUCE_SCATTER: "fused_matmul_reduce_scatter", Operator.ALL_GATHER: "fused_all_gather_matmul"}
 _MODULE = "torch.distributed._symmetric_memory"
 _KEPT_AS = "crossfade.ops.algorithms.fused"

@@ -9,8 +9,6 @@ from crossfade.ops.calls import products as collectives
 from crossfade.ops.calls.job import Job, whole
 from crossfade.ops.calls.products import multiply
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "all_to_all_first", "reduce_scatter"]
-
 
 def reduce_scatter(job: Job) -> None:
     """See `matmul_reduce_scatter`."""

@@ -38,8 +38,6 @@ from crossfade.peers.memory import Reduction
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "all_to_all_first", "reduce_scatter"]
-
 
 def reduce_scatter(job: Job, *, rounds: int, lag: int, taper: int) -> None:
     """See `matmul_reduce_scatter`."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from crossfade.peers.group import PeerGroup
 
-__all__ = ["TileWork", "work_of"]
-
 _WORKS = "tile works"
 
 

@@ -19,8 +19,6 @@ from crossfade.ops.calls.products import require_slot
 if TYPE_CHECKING:
     from crossfade.ops.algorithms.tile_work import TileWork
 
-__all__ = ["all_reduce", "prepare", "reduce_scatter"]
-
 
 def reduce_scatter(job: Job, *, rounds: int, group_rows: int, reserve_sms: int) -> None:
     """See `matmul_reduce_scatter`."""

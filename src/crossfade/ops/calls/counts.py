@@ -14,8 +14,6 @@ from crossfade.peers.groups import group_of
 if TYPE_CHECKING:
     from crossfade.peers.groups import GroupLike
 
-__all__ = ["Counts", "gather_counts"]
-
 
 @dataclass(frozen=True, slots=True)
 class Counts:

@@ -24,29 +24,6 @@ if TYPE_CHECKING:
     from crossfade.ops.calls.counts import Counts
     from crossfade.peers.group import PeerGroup
 
-__all__ = [
-    "DTYPES",
-    "ITEM_BYTES",
-    "Algorithm",
-    "Given",
-    "Job",
-    "Layout",
-    "OnLane",
-    "Once",
-    "Operator",
-    "Shape",
-    "check_operands",
-    "check_out",
-    "layout_of",
-    "multiply_rows",
-    "on_lane",
-    "refuse_in_capture",
-    "rows_for_each",
-    "store",
-    "takes_fused",
-    "whole",
-]
-
 
 class Operator(StrEnum):
     """The functions for which an algorithm is chosen."""

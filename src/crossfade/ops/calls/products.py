@@ -18,22 +18,6 @@ if TYPE_CHECKING:
 
     from crossfade.peers.group import PeerGroup
 
-__all__ = [
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "cut_evenly",
-    "fits",
-    "in_order",
-    "least_rounds",
-    "multiply",
-    "place",
-    "reduce_scatter",
-    "require_group",
-    "require_slot",
-    "shares",
-]
-
 _TILE_ROWS = 128
 
 

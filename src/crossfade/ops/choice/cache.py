@@ -29,8 +29,6 @@ from crossfade.ops.calls.job import Shape
 from crossfade.ops.choice.candidate import Candidate
 from crossfade.ops.choice.figures import Figures
 
-__all__ = ["Cache", "Decision", "Source", "versions"]
-
 FORMAT = 1
 """Of the files; part of their names, so that an older or a newer crossfade has its own."""
 _PRODUCTS = "products"

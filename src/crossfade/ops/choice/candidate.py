@@ -20,8 +20,6 @@ from crossfade.ops.signaled.operands import KIND_NAMES
 if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup
 
-__all__ = ["BASELINES", "PARAMETERS", "PLAIN", "Candidate", "Parameter", "candidates_for"]
-
 
 class Parameter(NamedTuple):
     """A parameter of an algorithm."""

@@ -32,18 +32,6 @@ if TYPE_CHECKING:
 
     from crossfade.peers.group import PeerGroup
 
-__all__ = [
-    "Candidates",
-    "Chooser",
-    "Predict",
-    "algorithm_of",
-    "choose",
-    "choose_for",
-    "chooser_of",
-    "make_chooser",
-    "ranked",
-]
-
 Predict = Callable[[Shape, Candidate], Prediction | None]
 Candidates = Callable[[Shape], Sequence[Candidate]]
 """All that can do a shape, the same ones on all ranks, and plain among them."""
@@ -165,6 +153,7 @@ def ranked(times_us: dict[Candidate, float]) -> list[Candidate]:
 
 
 def first_line(error: Exception) -> str:
+    """What it is, and the first line of what it says."""
     first = (str(error).splitlines() or [""])[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 

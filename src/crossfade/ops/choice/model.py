@@ -15,8 +15,6 @@ from crossfade.ops.calls.products import in_order, shares
 from crossfade.ops.choice.candidate import Candidate
 from crossfade.ops.choice.figures import TILE_M, TILE_N, Figures, Line
 
-__all__ = ["LAUNCHES", "Model", "Prediction", "Program"]
-
 LAUNCHES = "launches"
 """The term for time in which the device waits for the host."""
 

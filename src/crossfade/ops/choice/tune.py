@@ -23,8 +23,6 @@ from crossfade.ops.choice.replays import Recorder, forget, is_replayed
 if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup
 
-__all__ = ["Measure", "Trial", "Tuner", "trial_of"]
-
 Trial = Callable[[int], Sequence[float]]
 """Does it so many times, each time together with the other ranks; gives this rank's microseconds for each. First it is asked
 for 0: then it is done as often as it needs to be warm, and captured where that is what is timed. The ranks agree that all could."""

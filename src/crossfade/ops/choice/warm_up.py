@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from crossfade.ops.choice.candidate import Candidate
     from crossfade.peers.group import PeerGroup
 
-__all__ = ["WarmUp"]
-
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:

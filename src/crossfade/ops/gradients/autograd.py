@@ -9,8 +9,6 @@ from torch import Tensor
 
 from crossfade.ops.gradients.backward import Gradient, Needs
 
-__all__ = ["Differentiable"]
-
 
 class Differentiable(torch.autograd.Function):
     """The node. Backward runs in a thread of torch's autograd, on the stream of the forward."""

@@ -49,19 +49,6 @@ if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup
     from crossfade.peers.groups import GroupLike
 
-__all__ = [
-    "AllGather",
-    "AllReduce",
-    "AllToAll",
-    "Gradient",
-    "Grads",
-    "Needs",
-    "ReduceScatter",
-    "Replicated",
-    "find_scratch",
-    "reserve_scratch",
-]
-
 Chosen = Candidate | str | None
 
 

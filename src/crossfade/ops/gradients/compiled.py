@@ -34,8 +34,6 @@ from crossfade.peers import collectives
 from crossfade.peers.groups import find_group
 from crossfade.peers.keys import GroupKey
 
-__all__ = ["OPERATORS"]
-
 Tensor = torch.Tensor
 _CALLS: dict[str, Callable[..., Gradient]] = {
     str(call.name): call for call in (ReduceScatter, AllReduce, AllGather, AllToAll, Replicated)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from crossfade.ops.gradients.backward import Gradient
     from crossfade.peers.groups import GroupLike
 
-__all__ = ["Traced", "apply", "is_traced", "trace_all_to_all", "trace_join", "trace_share", "wants_gradient"]
-
 
 def is_traced() -> bool:
     """Whether torch.compile is tracing the caller. While it compiles what it has traced, operators that run are not."""

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from crossfade.peers.group import PeerGroup
 
-__all__ = ["join_shares", "take_share"]
-
 
 def take_share(x: Tensor, group: PeerGroup, dim: int) -> Tensor:
     """This rank's, contiguous; W divides the dimension."""

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup
     from crossfade.peers.groups import GroupLike
 
-__all__ = ["ColumnParallelLinear", "RowParallelLinear"]
-
 
 class _Options(TypedDict, total=False):
     """What both layers take; see there."""

@@ -18,8 +18,6 @@ from crossfade.peers import collectives
 if TYPE_CHECKING:
     from crossfade.peers.groups import GroupLike
 
-__all__ = ["parallelize"]
-
 
 def parallelize(
     module: nn.Module,

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup
     from crossfade.peers.groups import GroupLike
 
-__all__ = ["gather", "split"]
-
 
 def split(x: Tensor, group: GroupLike = None, dim: int = 0, *, lane: int = 0) -> Tensor:
     """This rank's share of a tensor that all ranks have, such as its part of the sequence.

@@ -33,8 +33,6 @@ try:
 except ImportError:
     raise MissingDependency("triton", extra="gpu", needed_for="tile operators") from None
 
-__all__ = ["COUNTER_WORDS", "product_kernel"]
-
 COUNTER_WORDS = 16
 """Distance of two counters in words of 32 bits: they share no cache line."""
 

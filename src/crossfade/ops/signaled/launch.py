@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from crossfade.peers.group import PeerGroup
 
-__all__ = ["Epilogue", "Launch", "Loader", "Parts", "Product", "ProductVariant", "Target", "loader_of"]
-
 _KINDS = {name: getattr(tl, name) for name in KIND_NAMES}
 _SIDE = 256  # of what a kernel is loaded with: more than any side of a tile
 

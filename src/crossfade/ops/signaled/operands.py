@@ -10,8 +10,6 @@ from crossfade.device.driver import HOST
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["KIND_BYTES", "KIND_NAMES", "WIDEST", "Operands", "find_unit", "has_descriptors"]
-
 KIND_NAMES = ("float16", "bfloat16")
 """Element types of operands and results, as torch calls them; accumulation is in float32."""
 

@@ -37,8 +37,6 @@ from crossfade.peers.arguments import check_overlap, describe
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["matmul_signaled", "prepare_signaled", "reference"]
-
 _NAME = "matmul_signaled"
 _NUM_GROUPS = 8
 _LEAST_TILES = 128

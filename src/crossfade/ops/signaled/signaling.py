@@ -19,8 +19,6 @@ from crossfade.ops.signaled.tiles import Piece, Stretch, TileConfig, TilePlan
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["SignaledProducts", "products_of"]
-
 MOST_PRODUCTS = 256
 """That are kept ready, beside those that were captured."""
 

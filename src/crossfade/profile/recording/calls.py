@@ -12,8 +12,6 @@ from typing import Any
 
 from crossfade.profile.traces.roles import Role
 
-__all__ = ["CallLog"]
-
 _REGISTRIES: dict[str, Callable[[CallLog], Callable[..., None]]] = {
     "EventRecordCallbacks": lambda log: log.event_record,
     "EventWaitCallbacks": lambda log: log.event_wait,

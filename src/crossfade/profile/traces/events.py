@@ -18,8 +18,6 @@ import numpy.typing as npt
 from crossfade.profile.traces.record import Record
 from crossfade.profile.traces.roles import Role
 
-__all__ = ["Activity", "ActivityKind", "Call", "CollectiveCall", "Enclosing", "Message", "RankTrace", "Scope"]
-
 
 class ActivityKind(IntEnum):
     """What a GPU did."""

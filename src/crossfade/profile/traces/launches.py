@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from crossfade.profile.traces.events import Activity, Call, RankTrace
 from crossfade.profile.traces.roles import Role
 
-__all__ = ["HostOrder", "host_order"]
-
 
 @dataclass(frozen=True)
 class HostOrder:

@@ -11,8 +11,6 @@ import msgspec
 
 from crossfade.profile.traces.roles import Role
 
-__all__ = ["KEY", "VERSION", "Entry", "Record"]
-
 KEY = "crossfade"
 VERSION = 1
 _QUEUES = 8  # CUDA's own, where the environment says nothing

@@ -24,8 +24,6 @@ from crossfade.profile.traces.exact import ExactEvents, launch_times
 from crossfade.profile.traces.launches import HostOrder
 from crossfade.profile.traces.roles import Role
 
-__all__ = ["EVENT_LAG_US", "Waits", "waits_of"]
-
 EVENT_LAG_US = (
     3.0  # from the end of a work to the start of what waits for its event; 5.2 at the 95th percentile on H200
 )
