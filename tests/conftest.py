@@ -1,7 +1,7 @@
 """What all tests share: how many examples hypothesis tries, and what an interrupt does.
 
-``default`` is for ``make test``, ``soak`` for ``make soak`` (``pytest --hypothesis-profile=soak``), which runs most properties
-of ``make test`` again (``tests/soak/test_properties_long.py``).
+``default`` is for ``make test``, ``soak`` for ``make soak`` (``pytest --hypothesis-profile=soak``), which runs the properties of
+``make test`` again (``tests/helpers/counts.py``).
 """
 
 from __future__ import annotations
