@@ -1,4 +1,4 @@
-"""What all tests share: how many examples hypothesis tries, and what an interrupt does.
+"""What all tests share: how many examples hypothesis tries, what an interrupt does, and which tests need more GPUs than there are.
 
 ``default`` is for ``make test``, ``soak`` for ``make soak`` (``pytest --hypothesis-profile=soak``), which runs the properties of
 ``make test`` again (``tests/helpers/counts.py``).
@@ -10,7 +10,10 @@ import gc
 import os
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.helpers.gpus import skip_without_gpus
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so would every process that a test interrupts.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -32,6 +35,10 @@ settings.register_profile(
 )
 settings.register_profile("soak", settings.get_profile("default"), max_examples=2_000, derandomize=False)
 settings.load_profile("default")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    skip_without_gpus(items)
 
 
 def pytest_collection_finish() -> None:

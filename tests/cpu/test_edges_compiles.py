@@ -14,6 +14,7 @@ import pytest
 
 import crossfade
 from crossfade.api import session as sessions
+from tests.helpers.counts import num
 from tests.helpers.doers import Doer
 from tests.helpers.graphs import kept_session, session_of
 from tests.helpers.threads import together
@@ -116,12 +117,13 @@ def test_a_graph_inside_the_with_of_another(workers: Any) -> None:
             assert waiting.get() == 2
 
 
-def check_many_threads(workers: Any, num_rounds: int) -> None:
+@pytest.mark.soak
+def test_graphs_compiled_from_several_threads(workers: Any) -> None:
     """Each thread compiles, executes and tears down on shared actors."""
     first, second = workers
 
     def rounds(index: int) -> None:
-        for turn in range(num_rounds):
+        for turn in range(num(6, 50)):
             with second.first.bind(first.fill.bind(crossfade.InputNode())).compile(max_inflight=3) as graph:
                 refs = [graph.execute(index * 1000 + turn + step) for step in range(3)]
                 assert crossfade.get(refs, timeout=60) == [index * 1000 + turn + step for step in range(3)]
@@ -131,10 +133,6 @@ def check_many_threads(workers: Any, num_rounds: int) -> None:
     engine: Any = sessions.require().engine
     assert engine._plans == {}
     assert first.add.remote(1).get(timeout=30) == 2
-
-
-def test_graphs_compiled_from_several_threads(workers: Any) -> None:
-    check_many_threads(workers, 6)
 
 
 def test_one_graph_executed_from_several_threads(workers: Any) -> None:

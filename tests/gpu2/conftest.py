@@ -1,4 +1,4 @@
-"""Tests in this folder need 2 GPU(s)."""
+"""A session with two GPUs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 import crossfade
-from tests.helpers.gpus import skip_without
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    skip_without(2, "gpu2", items)
 
 
 @pytest.fixture
