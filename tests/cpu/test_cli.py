@@ -157,11 +157,7 @@ MISTAKES: list[tuple[list[str], str, str]] = [
     (["graphs"], "'graphs' is not of the form MODULE:FUNCTION", "my_package.my_module:make_graph"),
     (["graphs.py:chain"], "'graphs.py' is a file", "write graphs:chain"),
     (["nowhere:chain"], "no module 'nowhere'", "the folder that holds it"),
-    (
-        ["needs:chain"],
-        "importing needs failed: No module named 'a_package_that_nobody_has'",
-        "install what is missing",
-    ),
+    (["needs:chain"], "importing needs failed: No module named 'a_package_that_nobody_has'", "install what is missing"),
     (["no_python:f"], "importing no_python raised SyntaxError", "hint:"),
     (["graphs:chian"], "module graphs has no 'chian'", "chain, gloo, parts"),
     (["graphs:number"], "graphs:number is a int, and cannot be called", "a function that returns a node"),

@@ -308,10 +308,7 @@ def check_ring(which: int, words: Sequence[tuple[int, int]], head: bytes, otherw
         mock.patch.object(shm_reader, "_simple", simple.loads),
         mock.patch.object(arrays, "pickle", guard),
     ):
-        with (
-            mock.patch.object(codec, "pickle", pickle),
-            mock.patch.object(arrays, "pickle", pickle),
-        ):
+        with mock.patch.object(codec, "pickle", pickle), mock.patch.object(arrays, "pickle", pickle):
             assert bench.writer.try_write(VALUES[which])
         record = memoryview(bench.board)[bench.layout.records : bench.layout.records + RECORD_BYTES]
         for place, word in words:

@@ -51,11 +51,7 @@ def chain(depth: int = 4) -> Plan:
     """driver -> A.f -> B.g -> driver."""
     return plan(
         {"n0": ("A.f", "i0"), "n1": ("B.g", "n0")},
-        {
-            "i0": ("driver", "A", "shm", depth),
-            "n0": ("A", "B", "shm", depth),
-            "n1": ("B", "driver", "shm", depth),
-        },
+        {"i0": ("driver", "A", "shm", depth), "n0": ("A", "B", "shm", depth), "n1": ("B", "driver", "shm", depth)},
         {
             "driver": "write i0; read n1; free n1",
             "A": "read i0; run n0; free i0; write n0",

@@ -378,5 +378,5 @@ CASES: dict[str, Case] = {
 """On a CPU and on GPUs."""
 GPU_CASES: dict[str, Case] = {**CASES, "large": large}
 LONG_CASES: dict[str, Case] = {
-    **{f"random calls {seed}": partial(random_calls, num_calls=3000, seed=seed) for seed in range(1, 4)},
+    **{f"random calls {seed}": partial(random_calls, num_calls=3000, seed=seed) for seed in range(1, 4)}
 }

@@ -179,14 +179,7 @@ def test_the_bound_is_that_of_the_design() -> None:
     st.sampled_from(Operator),
     st.tuples(st.integers(1, 20_000), st.integers(1, 20_000), st.integers(1, 20_000)),
     st.integers(1, 8),
-    st.sampled_from(
-        [
-            PLAIN,
-            rounds(1),
-            rounds(4),
-            made_up("tiles", group_rows=256),
-        ]
-    ),
+    st.sampled_from([PLAIN, rounds(1), rounds(4), made_up("tiles", group_rows=256)]),
 )
 def test_terms_add_up_and_nothing_takes_less_than_its_product(
     operator: str, mnk: tuple[int, int, int], num_ranks: int, candidate: Candidate

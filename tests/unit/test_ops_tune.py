@@ -85,12 +85,7 @@ def test_the_measurement_decides_and_holds_for_the_bucket() -> None:
     assert tuner.choose(rows(7000)) == R1
     decision = tuner.tune(SHAPE)
     assert decision.source is Source.MEASURED
-    assert [str(each) for each in decision.order] == [
-        "rounds(rounds=2)",
-        "rounds(rounds=1)",
-        "plain",
-        "fused",
-    ]
+    assert [str(each) for each in decision.order] == ["rounds(rounds=2)", "rounds(rounds=1)", "plain", "fused"]
     assert decision.time_us(R2) == 70.0
     assert decision.time_us(R4) is None
     assert tuner.choose(rows(7000)) == tuner.choose(SHAPE) == R2
@@ -121,12 +116,7 @@ def test_candidates_take_turns_and_the_hopeless_get_one() -> None:
         "plain",
         "rounds(rounds=1)",
     ]
-    assert [str(each) for each in decision.order] == [
-        "rounds(rounds=1)",
-        "fused",
-        "rounds(rounds=2)",
-        "plain",
-    ]
+    assert [str(each) for each in decision.order] == ["rounds(rounds=1)", "fused", "rounds(rounds=2)", "plain"]
 
 
 def test_medians_count() -> None:

@@ -211,10 +211,7 @@ def test_a_side_stream_that_begins_too_early_is_found() -> None:
 
 @pytest.mark.parametrize(
     ("rounds", "lane"),
-    [
-        ((Round.EAGER,), faults.NoOrder),
-        ((Round.EAGER, Round.CAPTURE, Round.EAGER), faults.ForgetsWhenCaptured),
-    ],
+    [((Round.EAGER,), faults.NoOrder), ((Round.EAGER, Round.CAPTURE, Round.EAGER), faults.ForgetsWhenCaptured)],
 )
 def test_calls_of_a_lane_on_two_streams_without_an_order_are_found(
     rounds: tuple[Round, ...], lane: type[faults.NoOrder]

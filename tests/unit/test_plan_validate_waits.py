@@ -109,9 +109,7 @@ def test_pl2_a_receive_runs_no_further_ahead_than_its_ring_is_deep(
     step = f"recv n0 @recv +{ahead}"
     steps = f"{step} | run n1 | write n1 | free n0" if place == "first" else f"run n1 | write n1 | free n0 | {step}"
     plan = edited(
-        CHAIN,
-        ("gloo depth=2", f"gloo depth={depth}"),
-        ("recv n0 @recv | run n1 | write n1 | free n0", steps),
+        CHAIN, ("gloo depth=2", f"gloo depth={depth}"), ("recv n0 @recv | run n1 | write n1 | free n0", steps)
     )
     found = verdict(plan)
     assert (found is None) == is_sound

@@ -8,15 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossfade.ops.signaled.tiles import (
-    ENTRY_WORDS,
-    Block,
-    Tile,
-    TilePlan,
-    even_blocks,
-    plan_tiles,
-    uneven_blocks,
-)
+from crossfade.ops.signaled.tiles import ENTRY_WORDS, Block, Tile, TilePlan, even_blocks, plan_tiles, uneven_blocks
 
 
 @st.composite

@@ -190,12 +190,7 @@ def pipeline(
         from crossfade.cli.pipeline import show_pipeline
 
         show_pipeline(
-            target,
-            num_stages=stages,
-            num_microbatches=microbatches,
-            num_ranks=ranks,
-            device=device,
-            topology=topology,
+            target, num_stages=stages, num_microbatches=microbatches, num_ranks=ranks, device=device, topology=topology
         )
 
 

@@ -120,11 +120,7 @@ def _predict(
 
 
 def _counted(plan: Plan, cluster: Topology | None) -> str:
-    counts = [
-        (len(plan.nodes), "method call"),
-        (len(plan.programs) - 1, "actor"),
-        (len(plan.channels), "channel"),
-    ]
+    counts = [(len(plan.nodes), "method call"), (len(plan.programs) - 1, "actor"), (len(plan.channels), "channel")]
     calls, actors, channels = (f"{number:,} {name}{'' if number == 1 else 's'}" for number, name in counts)
     text = f"{calls} on {actors}, {channels}"
     if cluster is not None:

@@ -39,10 +39,7 @@ def rank_name(rank: int) -> str:
 
 
 def plan_of(
-    order: Order,
-    transport: Transport,
-    gpus: Mapping[int, int] | None = None,
-    hosts: Mapping[str, str] | None = None,
+    order: Order, transport: Transport, gpus: Mapping[int, int] | None = None, hosts: Mapping[str, str] | None = None
 ) -> Plan:
     """Returns the plan of one training step.
 

@@ -110,12 +110,7 @@ class _Cutter:
         return self._call(torch.ops.aten.clone.default, value, (value,), kwargs, beside)
 
     def _call(
-        self,
-        called: Any,
-        value: fx.Node,
-        args: tuple[fx.Node],
-        kwargs: dict[str, Any],
-        beside: fx.Node,
+        self, called: Any, value: fx.Node, args: tuple[fx.Node], kwargs: dict[str, Any], beside: fx.Node
     ) -> fx.Node:
         node = self._graph.call_function(called, args, kwargs)
         node.meta["val"] = called(value.meta["val"], **kwargs)

@@ -325,12 +325,7 @@ class DeathWorld:
             yield None
 
     def _use(
-        self,
-        driver: FakeDriver,
-        stream: int,
-        seen: Sequence[bytes],
-        heard: Sequence[bool],
-        is_dead: Sequence[bool],
+        self, driver: FakeDriver, stream: int, seen: Sequence[bytes], heard: Sequence[bool], is_dead: Sequence[bool]
     ) -> Program:
         yield driver.until_idle(stream)
         if heard or (self._is_asking and is_dead):

@@ -22,15 +22,7 @@ from crossfade.ops.algorithms import overlaps, schedule
 from crossfade.ops.algorithms.overlaps import Part
 from crossfade.ops.algorithms.schedule import Run, Send, Step
 from crossfade.ops.calls.job import Job, OnLane, multiply_rows, on_lane
-from crossfade.ops.calls.products import (
-    cut_evenly,
-    fits,
-    in_order,
-    least_rounds,
-    place,
-    require_slot,
-    shares,
-)
+from crossfade.ops.calls.products import cut_evenly, fits, in_order, least_rounds, place, require_slot, shares
 from crossfade.peers.arguments import kind_of
 from crossfade.peers.lane import Epoch
 from crossfade.peers.memory import Reduction
