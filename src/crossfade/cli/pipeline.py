@@ -37,7 +37,7 @@ def show_pipeline(
     try:
         cut = split(module, example_inputs, num_stages, device=device or None)
     except GraphError as error:
-        raise _mistake(f"the module of {target} cannot be cut", error) from None
+        raise UsersMistake.of(error, f"the module of {target} cannot be cut: ") from None
     print(cut)
     print(f"\npredicted, for a step of {num_microbatches} microbatches, without the optimizer:\n")
     rows = [["schedule", "ranks", "step", "bubble", "memory", "exposed"]]
@@ -68,8 +68,3 @@ def _taken_apart(made: Any, target: str, kind: type) -> tuple[Any, Any]:
     if not isinstance(made[0], kind):
         raise UsersMistake(f"{target}() returned {describe(made[0])} first, which is no torch.nn.Module", hint=hint)
     return made[0], made[1]
-
-
-def _mistake(what: str, error: GraphError) -> UsersMistake:
-    message, _, hint = str(error).partition("\nhint: ")
-    return UsersMistake(f"{what}: {message}", hint=hint or "see above")

@@ -65,7 +65,7 @@ def show_plan(
         try:
             plan = plan_elsewhere(node, cluster, options)
         except GraphError as error:
-            raise _cannot_be_compiled(target, error) from None
+            raise UsersMistake.of(error, f"the graph of {target} cannot be compiled: ") from None
         model = replace(model, topology=cluster)
         _predict(target, plan, given or work, model, svg, is_json=is_json, cluster=cluster)
         return
@@ -91,8 +91,7 @@ def _predict(
     try:
         workload.check_names(plan)
     except ValueError as error:
-        message, _, hint = str(error).partition("\nhint: ")
-        raise UsersMistake(message, hint=hint) from None
+        raise UsersMistake.of(error) from None
     one, bounds = predict_bounds(plan, workload, costs)
     num_actions = sum(map(len, plan.programs.values()))
     if is_json:
@@ -150,16 +149,11 @@ def _compile(node: Node | MultiOutputNode, target: str, options: CompileOptions)
     try:
         graph: CompiledGraph = node.compile(max_inflight=options.max_inflight, overlap=options.overlap)
     except GraphError as error:
-        raise _cannot_be_compiled(target, error) from None
+        raise UsersMistake.of(error, f"the graph of {target} cannot be compiled: ") from None
     except ActorStartError as error:
         headline = str(error).partition("\n")[0]
         raise UsersMistake(headline, hint="this command runs constructors, so they must succeed") from None
     return graph
-
-
-def _cannot_be_compiled(target: str, error: GraphError) -> UsersMistake:
-    message, _, hint = str(error).partition("\nhint: ")
-    return UsersMistake(f"the graph of {target} cannot be compiled: {message}", hint=hint or "see above")
 
 
 def _hint_for(made: object) -> str:

@@ -28,8 +28,7 @@ def read_figures(kind: type[_Figures], path: Path) -> _Figures:
     try:
         return kind.from_json(text)
     except ValueError as error:
-        message, _, hint = str(error).partition("\nhint: ")
-        raise UsersMistake(f"{path}: {message}", hint=hint or "the file is JSON") from None
+        raise UsersMistake.of(error, f"{path}: ", hint="the file is JSON") from None
 
 
 def read_cluster(path: Path) -> Topology:

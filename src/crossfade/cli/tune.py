@@ -72,8 +72,7 @@ def parse_shapes(texts: Sequence[str], dtype: str, layout: str) -> Callable[[str
     try:
         shapes("", 1)
     except ValueError as error:
-        message, _, hint = str(error).partition("\nhint: ")
-        raise UsersMistake(message, hint=hint) from None
+        raise UsersMistake.of(error) from None
     return shapes
 
 

@@ -10,8 +10,7 @@ from crossfade.device.borrowed import torch_or_raise
 from crossfade.ops.calls.counts import Counts
 from crossfade.ops.calls.job import Layout, Operator, Shape, layout_of, refuse_in_capture, takes_fused
 from crossfade.ops.choice.candidate import Candidate
-from crossfade.ops.choice.choose import choose_for
-from crossfade.ops.choice.warm_up import WarmUp
+from crossfade.ops.choice.choose import WarmUp, choose_for
 from crossfade.ops.operators import OPERATORS
 from crossfade.ops.tuning import tuner_of
 from crossfade.peers.groups import group_of

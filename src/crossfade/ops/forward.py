@@ -26,8 +26,7 @@ from crossfade.ops.calls.job import (
 )
 from crossfade.ops.calls.products import multiply
 from crossfade.ops.choice.candidate import Candidate
-from crossfade.ops.choice.choose import algorithm_of
-from crossfade.ops.choice.warm_up import WarmUp
+from crossfade.ops.choice.choose import WarmUp, algorithm_of
 from crossfade.peers.arguments import check_overlap
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from crossfade.device.borrowed import torch_or_raise
 from crossfade.ops.calls.job import Layout, Operator, Shape
 from crossfade.ops.choice.cache import Cache
 from crossfade.ops.choice.candidate import Candidate, candidates_for
-from crossfade.ops.choice.choose import Chooser, chooser_of, make_chooser
+from crossfade.ops.choice.choose import Chooser, WarmUp, chooser_of, make_chooser
 from crossfade.ops.choice.tune import Trial, Tuner, trial_of
-from crossfade.ops.choice.warm_up import WarmUp
 from crossfade.ops.operators import OPERATORS
 from crossfade.peers.groups import group_of
 

@@ -74,16 +74,8 @@ def all_gather(
     group = group_of(group, tensor)
     check_tensor(group, "the input of all_gather", tensor)
     shape = (group.num_ranks * tensor.shape[0], *tensor.shape[1:]) if tensor.dim() else (group.num_ranks,)
-
-    def enqueue(lanes: list[Lane], stream: int, items: list[_Item]) -> None:
-        target, source, size_bytes = items[0].target, items[0].source, tensor.numel() * tensor.itemsize
-        offset = group.shared_offset(target)
-        steps.all_gather(lanes[0], stream, target.data_ptr(), source.data_ptr(), size_bytes, tuning, offset)
-
-    place = -group.rank * tensor.numel() * tensor.itemsize
-    return _call(group, "all_gather", [_item(group, "all_gather", tensor, out, shape, place)], [lane], tuning, enqueue)[
-        0
-    ]
+    item = _item(group, "all_gather", tensor, out, shape, -group.rank * tensor.nbytes)
+    return _move(group, "all_gather", item, lane, tuning, tensor.nbytes, steps.all_gather)
 
 
 def all_to_all(
@@ -93,15 +85,8 @@ def all_to_all(
     group = group_of(group, tensor)
     check_tensor(group, "the input of all_to_all", tensor)
     part_length(group, "all_to_all", tensor)
-
-    def enqueue(lanes: list[Lane], stream: int, items: list[_Item]) -> None:
-        target, source = items[0].target, items[0].source
-        size_bytes = tensor.numel() * tensor.itemsize // group.num_ranks
-        offset = group.shared_offset(target)
-        steps.all_to_all(lanes[0], stream, target.data_ptr(), source.data_ptr(), size_bytes, tuning, offset)
-
     item = _item(group, "all_to_all", tensor, out, tuple(tensor.shape), None)
-    return _call(group, "all_to_all", [item], [lane], tuning, enqueue)[0]
+    return _move(group, "all_to_all", item, lane, tuning, tensor.nbytes // group.num_ranks, steps.all_to_all)
 
 
 def broadcast(
@@ -120,12 +105,11 @@ def broadcast(
     if not 0 <= root < group.num_ranks:
         raise ValueError(f"there is no rank {root} to broadcast from\nhint: the group has {group.num_ranks} ranks")
 
-    def enqueue(lanes: list[Lane], stream: int, items: list[_Item]) -> None:
-        target, source = items[0].target.data_ptr(), items[0].source.data_ptr()
-        steps.broadcast(lanes[0], stream, root, target, source, tensor.numel() * tensor.itemsize, tuning)
+    def enqueue(lane: Lane, stream: int, target: int, source: int, size_bytes: int, *_: object) -> None:
+        steps.broadcast(lane, stream, root, target, source, size_bytes, tuning)
 
     item = _item(group, "broadcast", tensor, out, tuple(tensor.shape), 0)
-    return _call(group, "broadcast", [item], [lane], tuning, enqueue)[0]
+    return _move(group, "broadcast", item, lane, tuning, tensor.nbytes, enqueue)
 
 
 def reduce_scatter(
@@ -154,14 +138,12 @@ def reduce_scatter_coalesced(
 
     Beside computation that holds all SMs this is much faster than one after another, for the sums of all lanes wait for SMs once.
     """
-    name, group, items = "reduce_scatter", group_of(group, *tensors[:1]), []
-    for tensor, out in zip(tensors, [None] * len(tensors) if outs is None else outs, strict=True):
-        check_tensor(group, f"the input of {name}", tensor)
-        kind_of(name, tensor)
-        shape = (part_length(group, name, tensor), *tensor.shape[1:])
-        place = group.rank * (tensor.numel() // group.num_ranks) * tensor.itemsize
-        items.append(_item(group, name, tensor, out, shape, place))
-    return _sum(group, name, items, lanes, tuning, steps.reduce_scatter)
+
+    def place(group: PeerGroup, tensor: Tensor) -> tuple[tuple[int, ...], int]:
+        length = part_length(group, "reduce_scatter", tensor)
+        return (length, *tensor.shape[1:]), group.rank * tensor.nbytes // group.num_ranks
+
+    return _sum("reduce_scatter", tensors, group, outs, lanes, tuning, steps.reduce_scatter, place)
 
 
 def all_reduce_coalesced(
@@ -173,23 +155,39 @@ def all_reduce_coalesced(
     tuning: Tuning = DEFAULT,
 ) -> list[Tensor]:
     """`all_reduce` of several tensors, several at a time (see `reduce_scatter_coalesced`)."""
-    name, group, items = "all_reduce", group_of(group, *tensors[:1]), []
-    for tensor, out in zip(tensors, [None] * len(tensors) if outs is None else outs, strict=True):
-        check_tensor(group, f"the input of {name}", tensor)
-        kind_of(name, tensor)
-        items.append(_item(group, name, tensor, out, tuple(tensor.shape), 0))
-    return _sum(group, name, items, lanes, tuning, steps.all_reduce)
+    return _sum("all_reduce", tensors, group, outs, lanes, tuning, steps.all_reduce, lambda _, t: (tuple(t.shape), 0))
+
+
+def _move(
+    group: PeerGroup, name: str, item: _Item, lane: int, tuning: Tuning, size_bytes: int, function: Callable[..., None]
+) -> Tensor:
+    """Of one tensor, on one lane; ``size_bytes`` go from each rank to each."""
+
+    def enqueue(lanes: list[Lane], stream: int) -> None:
+        offset = group.shared_offset(item.target)
+        function(lanes[0], stream, item.target.data_ptr(), item.source.data_ptr(), size_bytes, tuning, offset)
+
+    return _call(group, name, [item], [lane], tuning, enqueue)[0]
 
 
 def _sum(
-    group: PeerGroup,
     name: str,
-    items: list[_Item],
+    tensors: Sequence[Tensor],
+    given: GroupLike,
+    outs: Sequence[Tensor | None] | None,
     lanes: Sequence[int] | None,
     tuning: Tuning,
     function: Callable[[Sequence[Lane], int, Sequence[steps.Job], Tuning], None],
+    place: Callable[[PeerGroup, Tensor], tuple[tuple[int, ...], int]],
 ) -> list[Tensor]:
-    def enqueue(chosen: list[Lane], stream: int, items: list[_Item]) -> None:
+    """``place`` gives the shape of a tensor's output, and where in the tensor that may lie."""
+    group, items = group_of(given, *tensors[:1]), []
+    for tensor, out in zip(tensors, [None] * len(tensors) if outs is None else outs, strict=True):
+        check_tensor(group, f"the input of {name}", tensor)
+        kind_of(name, tensor)
+        items.append(_item(group, name, tensor, out, *place(group, tensor)))
+
+    def enqueue(chosen: list[Lane], stream: int) -> None:
         jobs = [
             steps.Job(
                 each.target.data_ptr(),
@@ -262,7 +260,7 @@ def _call(
     items: list[_Item],
     lanes: list[int],
     tuning: Tuning,
-    enqueue: Callable[[list[Lane], int, list[_Item]], None],
+    enqueue: Callable[[list[Lane], int], None],
 ) -> list[Tensor]:
     """Packs what is not contiguous, enqueues, unpacks."""
     if not lanes or len(set(lanes)) < len(lanes):
@@ -276,7 +274,7 @@ def _call(
         item.target = item.out if item.out.is_contiguous() else item.out.new_empty(item.out.shape)
     try:
         with mark(name):
-            enqueue(chosen, stream, items)
+            enqueue(chosen, stream)
             for lane in chosen:
                 steps.end(lane, stream)
     except BaseException as error:

@@ -1,13 +1,19 @@
-"""Operators as nodes of torch's autograd graph: one class for all of them, which a `Gradient` tells what to do. Needs torch."""
+"""Operators as nodes of torch's autograd graph: one class for all of them, which a `Gradient` tells what to do; and the shares
+that `crossfade.ops.layers.regions` takes and joins, forward and back. Needs torch.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from crossfade.ops.gradients.backward import Gradient, Needs
+from crossfade.peers import collectives
+
+if TYPE_CHECKING:
+    from crossfade.peers.group import PeerGroup
 
 
 class Differentiable(torch.autograd.Function):
@@ -50,3 +56,15 @@ class _Once(torch.autograd.Function):
             f"the gradient of {ctx.name} has no gradient itself\nhint: leave create_graph out, or take torch.mm and "
             "torch.distributed.nn.functional there"
         )
+
+
+def take_share(x: Tensor, group: PeerGroup, dim: int) -> Tensor:
+    """This rank's, contiguous; W divides the dimension."""
+    return x.chunk(group.num_ranks, dim)[group.rank].clone(memory_format=torch.contiguous_format)
+
+
+def join_shares(x: Tensor, group: PeerGroup, dim: int, lane: int) -> Tensor:
+    """All ranks', one behind the other along the dimension."""
+    shares = collectives.all_gather(x[None], group, lane=lane)
+    dim %= x.dim()
+    return shares.movedim(0, dim).flatten(dim, dim + 1)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from crossfade.ops.gradients.autograd import join_shares, take_share
 from crossfade.ops.gradients.dispatch import is_traced, trace_join, trace_share
-from crossfade.ops.gradients.shares import join_shares, take_share
 from crossfade.peers.groups import group_of, ranks_of
 
 if TYPE_CHECKING:
