@@ -40,18 +40,7 @@ def show_plan(
     costs: Path | None = None,
     is_json: bool = False,
 ) -> None:
-    """Prints the plan of the graph that a function returns, and what the simulator expects of it.
-
-    Args:
-        target: what the user wrote, ``module:function``.
-        max_inflight: how many executions may be under way.
-        overlap: whether receives start early and sends trail.
-        svg: where a picture of the predicted timeline goes.
-        topology: a file that describes the cluster for which it is; None for this machine.
-        workload: a file that says how long methods take and how large values are.
-        costs: a file with a cost model, as `CostModel.to_json` writes it.
-        is_json: print the prediction as JSON, and nothing else.
-    """
+    """Prints the plan of the graph that ``module:function`` returns, and what the simulator expects of it: see `main.plan`."""
     if svg is not None and not svg.name.lower().endswith(".svg"):
         raise UsersMistake(f"the picture is an SVG, not what {svg} is named for", hint="name a file that ends in .svg")
     cluster = None if topology is None else read_cluster(topology)

@@ -46,12 +46,8 @@ MISSING_HINT = "install what is missing into the environment of this command"
 
 
 def call_target(target: str, *, example: str, returns: str) -> Any:
-    """Imports the module of ``module:function``, from the current directory too, and returns what the function returns.
-
-    Args:
-        target: what the user wrote.
-        example: of such an argument, for hints.
-        returns: what the function should return, in words.
+    """Imports the module of ``module:function``, from the current directory too, and returns what the function returns. Hints have
+    an ``example`` of such an argument, and say in words what the function ``returns``.
     """
     module_name, colon, function_name = target.partition(":")
     if not colon or not module_name or not function_name:

@@ -300,19 +300,12 @@ def replicated_matmul(
 
 @dataclass(frozen=True, slots=True)
 class OperatorSpec:
-    """What belongs to an operator.
+    """What belongs to an operator."""
 
-    Attributes:
-        function: the public one.
-        forward: the same without a gradient.
-        reference: the same by torch alone.
-        out_shape: of this rank's output, for a shape with equal counts.
-    """
-
-    function: Callable[..., Tensor]
-    forward: Callable[..., Tensor]
-    reference: Callable[..., Tensor]
-    out_shape: Callable[[Shape], tuple[int, int]]
+    function: Callable[..., Tensor]  # the public one
+    forward: Callable[..., Tensor]  # the same without a gradient
+    reference: Callable[..., Tensor]  # the same by torch alone
+    out_shape: Callable[[Shape], tuple[int, int]]  # of this rank's output, for a shape with equal counts
 
 
 def _all_rows(shape: Shape) -> tuple[int, int]:

@@ -29,17 +29,11 @@ def num_words(num_lanes: int, num_ranks: int) -> int:
 
 
 class LaneStatistics(NamedTuple):
-    """Counters of one lane of one rank; replays of captured calls are not counted.
+    """Counters of one lane of one rank; replays of captured calls are not counted."""
 
-    Attributes:
-        num_calls: collectives.
-        num_exchanges: exchanges, the empty ones included.
-        num_bytes: bytes that this rank copied to or from others.
-    """
-
-    num_calls: int
-    num_exchanges: int
-    num_bytes: int
+    num_calls: int  # collectives
+    num_exchanges: int  # exchanges, the empty ones included
+    num_bytes: int  # bytes that this rank copied to or from others
 
 
 class Epoch(NamedTuple):

@@ -41,14 +41,8 @@ class MeasuredOperations:
 def measure_operations(
     traced: TracedGraph, inputs: Sequence[Any], loss: Loss, device: torch.device, num_passes: int
 ) -> MeasuredOperations:
-    """Runs the module ``num_passes`` times after one that does not count.
-
-    Args:
-        traced: without cuts.
-        inputs: one for each of the module's inputs.
-        loss: its time counts with the last operation.
-        device: where the module and the inputs are.
-        num_passes: at least 1; the medians of so many passes count.
+    """Runs the module, which has no cuts, ``num_passes`` times after one that does not count; the medians count. The loss counts
+    with the last operation.
     """
     before = {name: buffer.clone() for name, buffer in traced.module.named_buffers()}
     passes = [_Pass(traced, device) for _ in range(num_passes + 1)]

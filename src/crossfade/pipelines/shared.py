@@ -75,15 +75,7 @@ def _sum_of(copies: Sequence[nn.Parameter]) -> torch.Tensor:
 
 
 def tidy_parameters(module: nn.Module, stages: Sequence[nn.Module]) -> tuple[SharedParameter, ...]:
-    """Puts the parameters and buffers of stages in order.
-
-    Args:
-        module: the one that was split.
-        stages: its stages, which are changed.
-
-    Returns:
-        The parameters that several stages use.
-    """
+    """Puts the parameters and buffers of the stages of a module in order, and returns the parameters that several stages use."""
     own = dict(module.named_parameters(remove_duplicate=False))
     users: defaultdict[int, dict[int, list[str]]] = defaultdict(dict)
     for index, stage in enumerate(stages):

@@ -39,12 +39,7 @@ def with_contiguous_gradient(value: torch.Tensor) -> torch.Tensor:
 
 
 def cut_graph(traced: TracedGraph, cuts: Sequence[int]) -> None:
-    """Puts the cuts into the graph, which is changed.
-
-    Args:
-        traced: without cuts so far.
-        cuts: in ascending order.
-    """
+    """Puts the cuts, in ascending order, into the graph, which has none so far and is changed."""
     cutter = _Cutter(traced, cuts)
     cutter.name_inputs()
     for cut in cuts:
