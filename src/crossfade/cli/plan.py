@@ -124,14 +124,11 @@ def load_graph(target: str) -> tuple[Node | MultiOutputNode, Workload | None]:
     node and a workload.
     """
     made = call_target(target, example="my_package.my_module:make_graph", returns="a node")
-    node, workload = made if _is_pair(made) else (made, None)
+    is_pair = isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Workload)
+    node, workload = made if is_pair else (made, None)
     if isinstance(node, Node | MultiOutputNode):
         return node, workload
     raise UsersMistake(f"{target}() returned {describe(made)}, which is no node of a graph", hint=_hint_for(made))
-
-
-def _is_pair(made: object) -> bool:
-    return isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Workload)
 
 
 def _compile(node: Node | MultiOutputNode, target: str, options: CompileOptions) -> CompiledGraph:

@@ -68,7 +68,8 @@ class _Pass(fx.Interpreter):
         super().__init__(traced.module)
         self._traced, self._device = traced, device
         self._place = 0
-        self._held = {t.untyped_storage().data_ptr() for t in _state(traced.module)}
+        state = (*traced.module.parameters(), *traced.module.buffers())
+        self._held = {tensor.untyped_storage().data_ptr() for tensor in state}
         self._owners: dict[torch.autograd.graph.Node, int] = {}
         self._started_us = 0.0
         self.forward_us: defaultdict[int, float] = defaultdict(float)
@@ -128,7 +129,3 @@ class _Pass(fx.Interpreter):
 
     def _end(self, place: int, *_: Any) -> None:
         self.backward_us[place] += now_us(self._device) - self._started_us
-
-
-def _state(module: torch.nn.Module) -> list[torch.Tensor]:
-    return [*module.parameters(), *module.buffers()]

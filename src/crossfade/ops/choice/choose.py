@@ -133,9 +133,8 @@ class Chooser:
             # Rank 0 says it once, whichever of its threads come here; the others only hear it, and may wait for it.
             with self._deciding if self.ranks.rank == 0 else nullcontext():
                 if bucket not in self._decisions:
-                    self._decisions[bucket] = self.hear(
-                        str(bucket), lambda: self._kept(bucket) or self._modelled(bucket)
-                    )
+                    kept = self._cache.load if self._cache is not None else lambda _: None
+                    self._decisions[bucket] = self.hear(str(bucket), lambda: kept(bucket) or self._modelled(bucket))
         return self._decisions[bucket]
 
     def begin_measuring(self) -> int:
@@ -167,9 +166,6 @@ class Chooser:
         if "failure" in heard:
             raise DeviceError(f"rank 0 could not decide about '{key}': {heard['failure']}")
         return Decision.from_data(heard)
-
-    def _kept(self, bucket: Shape) -> Decision | None:
-        return None if self._cache is None else self._cache.load(bucket)
 
     def _modelled(self, bucket: Shape) -> Decision:
         known = {each: us for each, us in self.rank(bucket) if us is not None}
@@ -223,7 +219,7 @@ def chooser_of(group: PeerGroup) -> Chooser:
 
 
 def _make(group: PeerGroup) -> Chooser:
-    candidates = partial(_candidates, group)
+    candidates = partial(candidates_for, group=group)
     if group.process_group is None:
         return Chooser(_model(group, _with_sms(H200, group.device)), candidates, Alone())
     ranks: Ranks = Alone()
@@ -249,10 +245,6 @@ def make_chooser(
     ranks = ranks or GroupRanks(group.process_group, group.device, check=group.check)
     cache = cache or _cache(group)
     return Chooser(_model(group, _figures(group, cache, is_measuring=is_measuring)), candidates, ranks, cache)
-
-
-def _candidates(group: PeerGroup, shape: Shape) -> list[Candidate]:
-    return candidates_for(shape, group)
 
 
 def _model(group: PeerGroup, figures: Figures) -> Predict:
@@ -317,11 +309,7 @@ def algorithm_of(
         raise ValueError(f"this operator cannot be done by '{candidate}'\nhint: one of {', '.join(algorithms)}")
     if warm_up is not None:
         return partial(warm_up.do, algorithm)
-    return partial(enqueue, candidate, partial(_run, algorithm, candidate))
-
-
-def _run(algorithm: Algorithm, candidate: Candidate, job: Job) -> None:
-    algorithm.run(job, **candidate.arguments)
+    return partial(enqueue, candidate, partial(algorithm.run, **candidate.arguments))
 
 
 def choose(
