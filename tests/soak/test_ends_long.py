@@ -1,8 +1,7 @@
-"""Kills at any moment (CH-3), sessions that end in the middle of everything, and storms of both kinds, many times."""
+"""Sessions that end in the middle of everything, and storms of both kinds, many times."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 import time
@@ -12,20 +11,6 @@ import pytest
 from tests.helpers.interrupt_storm import storm
 from tests.helpers.kills import kill_once
 from tests.helpers.session_ends import USES, end_in_the_middle, num_held
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("seed", range(10_000, 10_240))
-def test_a_killed_process_is_named_and_nothing_stays(seed: int) -> None:
-    kill_once(seed)
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="gloo is torch's")
-@pytest.mark.parametrize("seed", range(11_000, 11_030))
-def test_a_killed_process_is_named_and_nothing_stays_over_gloo(seed: int) -> None:
-    kill_once(seed, transport="gloo")
-
 
 _DURATION_S = float(os.environ.get("CROSSFADE_FUZZ_S", "600"))
 
