@@ -58,8 +58,8 @@ ALGORITHMS: Mapping[Operator, dict[str, Algorithm]] = {
 """By the names of candidates."""
 
 
-@marked("matmul_reduce_scatter")
-def reduce_scatter(
+def _reduce(
+    name: Operator,
     a: Tensor,
     b: Tensor,
     group: PeerGroup,
@@ -70,44 +70,25 @@ def reduce_scatter(
     candidate: Chosen = None,
     meanwhile: Callable[[], object] | None = None,
 ) -> Tensor:
-    """`matmul_reduce_scatter`."""
-    name = Operator.REDUCE_SCATTER
     fill = Once(meanwhile, group.is_capturing)
     operands = check_operands(name, group, a, b, bias)
-    block = rows_for_each(name, group, len(operands.a))
-    target = check_out(name, group, operands, out, (block, b.shape[1]))
-    run = algorithm_of(name, group, operands, len(operands.a), candidate, ALGORITHMS[name], lane=lane)
+    num_rows, columns, is_whole = len(operands.a), b.shape[1], name is Operator.ALL_REDUCE
+    lead = a.shape[:-1] if is_whole else (rows_for_each(name, group, num_rows),)
+    target = check_out(name, group, operands, out, (*lead, columns))
+    run = algorithm_of(name, group, operands, num_rows, candidate, ALGORITHMS[name], lane=lane)
     if target.numel():
         own = operands.bias if group.rank == 0 else None
+        rows = target.view(num_rows, columns) if is_whole else target
         has_bias, is_new_out = bias is not None, out is None
-        run(Job(name, group, lane, operands.a, b, own, target, has_bias=has_bias, is_new_out=is_new_out, fill=fill))
+        run(Job(name, group, lane, operands.a, b, own, rows, has_bias=has_bias, is_new_out=is_new_out, fill=fill))
     fill()
     return store(group, out, target)
 
 
-@marked("matmul_all_reduce")
-def all_reduce(
-    a: Tensor,
-    b: Tensor,
-    group: PeerGroup,
-    *,
-    bias: Tensor | None = None,
-    out: Tensor | None = None,
-    lane: int = 0,
-    candidate: Chosen = None,
-    meanwhile: Callable[[], object] | None = None,
-) -> Tensor:
-    """`matmul_all_reduce`."""
-    name = Operator.ALL_REDUCE
-    fill = Once(meanwhile, group.is_capturing)
-    operands = check_operands(name, group, a, b, bias)
-    target = check_out(name, group, operands, out, (*a.shape[:-1], b.shape[1]))
-    run = algorithm_of(name, group, operands, len(operands.a), candidate, ALGORITHMS[name])
-    if target.numel():
-        rows = target.view(len(operands.a), b.shape[1])
-        run(Job(name, group, lane, operands.a, b, operands.bias if group.rank == 0 else None, rows, fill=fill))
-    fill()
-    return store(group, out, target)
+reduce_scatter = marked("matmul_reduce_scatter")(partial(_reduce, Operator.REDUCE_SCATTER))
+"""`matmul_reduce_scatter`."""
+all_reduce = marked("matmul_all_reduce")(partial(_reduce, Operator.ALL_REDUCE))
+"""`matmul_all_reduce`."""
 
 
 @marked("all_gather_matmul")
