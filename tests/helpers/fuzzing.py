@@ -35,7 +35,7 @@ from crossfade.host.sockets import Connection
 from crossfade.plan.parse import parse_plan
 from crossfade.plan.text import format_plan
 from crossfade.plan.validate import validate
-from tests.helpers.any_plans import any_plan
+from tests.helpers.edited_plans import any_plan
 from tests.helpers.plans import sound_plan
 
 KEY = bytes(range(KEY_BYTES))

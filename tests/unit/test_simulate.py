@@ -12,7 +12,7 @@ from crossfade.plan.plan import Plan
 from crossfade.schedule.cost import CostModel, Slowdown
 from crossfade.schedule.simulate import Simulation, simulate
 from crossfade.schedule.workload import Workload
-from tests.helpers.hand_plans import actions, chain, fan_in, plan, side_by_side, two_sends
+from tests.helpers.edited_plans import actions, chain, fan_in, plan, side_by_side, two_sends
 from tests.helpers.small_graphs import only, times
 
 COSTS = CostModel(
