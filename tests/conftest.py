@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -45,3 +46,15 @@ def pytest_collection_finish() -> None:
     """What was imported and collected stays: tests that call the garbage collector need not have it look at that."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user has no home directory, and has named no other place for files."""
+
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("CROSSFADE_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", home)

@@ -97,14 +97,6 @@ def test_the_measurement_decides_and_holds_for_the_bucket() -> None:
     assert len(bench.log) > num
 
 
-@pytest.mark.parametrize(("rounds_us", "chosen"), [(101.9, R1), (102.1, R2)])
-def test_of_what_is_as_fast_the_model_s_is_taken(rounds_us: float, chosen: Candidate) -> None:
-    bench = Bench({"rounds(rounds=1)": rounds_us, "rounds(rounds=2)": 100.0, "plain": 103.0}, PREDICTED)
-    decision = bench.tuner().tune(SHAPE)
-    assert decision.order[0] == chosen
-    assert set(decision.order[:2]) == {R1, R2}
-
-
 def test_candidates_take_turns_and_the_hopeless_get_one() -> None:
     bench = Bench({"rounds(rounds=1)": 100.0, "rounds(rounds=2)": 131.0, "plain": 500.0, "fused": 130.0}, PREDICTED)
     decision = bench.tuner(num_turns=2, num_repeats=3).tune(SHAPE)
