@@ -30,6 +30,7 @@ from tests.helpers.graphs import (  # noqa: E402
     check_engines_agree,
     graph_draws,
 )
+from tests.helpers.sessions import opened  # noqa: E402
 from tests.helpers.tensor_workers import TensorWorker  # noqa: E402
 
 LINK_GBS = 0.04
@@ -125,11 +126,7 @@ def test_two_random_graphs_on_the_same_actors(benches: Benches, one: GraphDraw, 
     check_engines_agree(benches, [one, other])
 
 
-@pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    crossfade.init()
-    yield
-    crossfade.shutdown()
+session = opened("module")
 
 
 Remote: Any = crossfade.remote(TurnWorker)

@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from tests.helpers.sessions import opened
 
-import pytest
-
-import crossfade
-
-
-@pytest.fixture
-def session() -> Iterator[None]:
-    crossfade.init(num_gpus=2)
-    yield
-    crossfade.shutdown()
+session = opened(num_gpus=2)
