@@ -309,7 +309,7 @@ def algorithm_of(
         raise ValueError(f"this operator cannot be done by '{candidate}'\nhint: one of {', '.join(algorithms)}")
     if warm_up is not None:
         return partial(warm_up.do, algorithm)
-    return partial(enqueue, candidate, partial(algorithm.run, **candidate.arguments))
+    return partial(enqueue, candidate, partial(algorithm.run, **dict(candidate.parameters)))
 
 
 def choose(
@@ -332,7 +332,6 @@ def choose_for(shape: Shape, group: PeerGroup, most_received: int = 0, *, can_fu
     if not (shape.m and shape.n):
         return PLAIN
     chosen = chooser_of(group).choose(shape, without="" if can_fuse else "fused")
-    rounds = chosen.arguments.get("rounds", _CROWDED_ROUNDS)
-    if chosen.name == "rounds" and rounds < _CROWDED_ROUNDS and most_received > _CROWDED * shape.m:
+    if chosen.name == "rounds" and most_received > _CROWDED * shape.m and chosen.arguments["rounds"] < _CROWDED_ROUNDS:
         return Candidate.of("rounds", **{**chosen.arguments, "rounds": _CROWDED_ROUNDS})
     return chosen
