@@ -1,4 +1,4 @@
-"""Changed frames, plans, rings and messages to live actors, by hypothesis; sessions that end in the middle of everything, and storms.
+"""Changed frames, plans, rings and messages to live actors, by hypothesis; sessions that end in the middle of it all, and storms.
 
 Ten minutes each, or CROSSFADE_FUZZ_S seconds.
 """
