@@ -39,13 +39,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from crossfade.ops import forward, references
 from crossfade.ops.calls.job import Operator, Shape
 from crossfade.ops.choice.candidate import Candidate
 from crossfade.ops.gradients.backward import AllGather, AllReduce, AllToAll, ReduceScatter, Replicated
-from crossfade.ops.gradients.dispatch import Traced, apply, is_traced, trace_all_to_all, wants_gradient
+from crossfade.ops.gradients.dispatch import apply, is_traced, trace, trace_all_to_all, trace_gather, wants_gradient
 from crossfade.peers import collectives
 from crossfade.peers.arguments import check_tensor, describe
 from crossfade.peers.groups import group_of
@@ -92,8 +92,8 @@ def matmul_reduce_scatter(
         ChannelTimeout: without a candidate: rank 0 has not called it with such a shape.
     """
     if is_traced():
-        traced = Traced(group, lane, candidate, backward_candidate)
-        return traced.call("matmul_reduce_scatter", a, b, bias, out=out, meanwhile=meanwhile)
+        where = group, lane, candidate, backward_candidate
+        return trace("matmul_reduce_scatter", a, b, bias, where, out=out, meanwhile=meanwhile)
     group = group_of(group, a)
     if wants_gradient(a, b, bias):
         gradient = ReduceScatter(group, lane, candidate, backward_candidate)
@@ -129,7 +129,7 @@ def matmul_all_reduce(
         TypeError, ValueError, RuntimeError, DeviceError, ChannelBroken, ChannelTimeout: see `matmul_reduce_scatter`; any M will do.
     """
     if is_traced():
-        return Traced(group, lane, candidate).call("matmul_all_reduce", a, b, bias, out=out, meanwhile=meanwhile)
+        return trace("matmul_all_reduce", a, b, bias, (group, lane, candidate, None), out=out, meanwhile=meanwhile)
     group = group_of(group, a)
     if wants_gradient(a, b, bias):
         return apply(AllReduce(group, lane, candidate), a, b, bias, out=out, meanwhile=meanwhile)
@@ -170,8 +170,8 @@ def all_gather_matmul(
         TypeError, ValueError, DeviceError, ChannelBroken, ChannelTimeout: see `matmul_reduce_scatter`; any M will do.
     """
     if is_traced():
-        traced = Traced(group, lane, candidate, backward_candidate)
-        return traced.all_gather(a, b, bias, out, gathered, save_gathered=save_gathered)
+        where = group, lane, candidate, backward_candidate
+        return trace_gather(a, b, bias, where, (out, gathered), save_gathered=save_gathered)
     group = group_of(group, a)
     if wants_gradient(a, b, bias):
         gradient = AllGather(group, lane, candidate, backward_candidate, save_gathered=save_gathered)
@@ -213,7 +213,8 @@ def matmul_all_to_all(
     """
     if is_traced():
         flat = None if counts is None else [count for row in counts for count in row]
-        return Traced(group, lane, candidate, backward_candidate).call("matmul_all_to_all", a, b, bias, flat, out=out)
+        where = group, lane, candidate, backward_candidate
+        return trace("matmul_all_to_all", a, b, bias, where, flat, out=out)
     group = group_of(group, a)
     if wants_gradient(a, b, bias):
         return apply(AllToAll(group, lane, candidate, backward_candidate, counts=counts), a, b, bias, out=out)
@@ -253,18 +254,14 @@ def matmul_all_to_all_padded(
     Raises:
         TypeError, ValueError, DeviceError, ChannelBroken: see `matmul_all_to_all`.
     """
-    name = Operator.ALL_TO_ALL
+    options: dict[str, Any] = {"lane": lane, "candidate": candidate, "backward_candidate": backward_candidate}
     if is_traced():
-        traced = Traced(group, lane, candidate, backward_candidate)
-        rows = traced.call("matmul_all_to_all", a, b, bias, None, out=out)
-        return rows, trace_all_to_all(group, counts, lane)
-    group = group_of(group, a)
+        return matmul_all_to_all(a, b, group, bias=bias, out=out, **options), trace_all_to_all(group, counts, lane)
+    name, group = Operator.ALL_TO_ALL, group_of(group, a)
     check_tensor(group, f"counts of {name}", counts)
     if counts.is_floating_point() or counts.is_complex() or tuple(counts.shape) != (group.num_ranks,):
         raise ValueError(f"counts of {name} is {describe(counts)}\nhint: integers of shape [{group.num_ranks}]")
-    rows = matmul_all_to_all(
-        a, b, group, bias=bias, out=out, lane=lane, candidate=candidate, backward_candidate=backward_candidate
-    )
+    rows = matmul_all_to_all(a, b, group, bias=bias, out=out, **options)
     return rows, collectives.all_to_all(counts, group, lane=lane)
 
 
@@ -291,7 +288,7 @@ def replicated_matmul(
         TypeError, ValueError: see `matmul_reduce_scatter`.
     """
     if is_traced():
-        return Traced(group, lane, None, backward_candidate).call("replicated_matmul", a, b, bias)
+        return trace("replicated_matmul", a, b, bias, (group, lane, None, backward_candidate))
     group = group_of(group, a)
     if wants_gradient(a, b, bias):
         return apply(Replicated(group, lane, None, backward_candidate), a, b, bias)

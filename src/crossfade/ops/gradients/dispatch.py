@@ -6,8 +6,8 @@ A traced operator becomes one of torch's, which torch.compile does not look into
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.peers.groups import key_of
@@ -19,56 +19,41 @@ if TYPE_CHECKING:
     from crossfade.ops.gradients.backward import Gradient
     from crossfade.peers.groups import GroupLike
 
+    Where: TypeAlias = tuple[GroupLike, int, Candidate | str | None, Candidate | str | None]
+    """The group, the lane, how the operator is done, and its gradient's."""
+
 
 def is_traced() -> bool:
     """Whether torch.compile is tracing the caller. While it compiles what it has traced, operators that run are not."""
     return bool(torch_or_raise().compiler.is_dynamo_compiling())
 
 
-class Traced:
-    """One call that is traced."""
+def trace(
+    name: str,
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    where: Where,
+    *more: object,  # what the operator takes behind the others
+    out: Tensor | None = None,
+    meanwhile: Callable[[], object] | None = None,
+) -> Tensor:
+    """An operator that has an output only. An output that was given is filled by a copy."""
+    made: Tensor = getattr(_operators(), name)(a, b, bias, *_texts(where), *more)
+    if meanwhile is not None:
+        meanwhile()
+    return _stored(made, out)
 
-    def __init__(
-        self,
-        group: GroupLike,
-        lane: int,
-        candidate: Candidate | str | None = None,
-        backward_candidate: Candidate | str | None = None,
-    ) -> None:
-        self._where = (key_of(group), lane, _text(candidate), _text(backward_candidate))
 
-    def call(
-        self,
-        name: str,
-        a: Tensor,
-        b: Tensor,
-        bias: Tensor | None,
-        *more: object,  # what the operator takes behind the others
-        out: Tensor | None = None,
-        meanwhile: Callable[[], object] | None = None,
-    ) -> Tensor:
-        """An operator that has an output only. An output that was given is filled by a copy."""
-        made: Tensor = getattr(_operators(), name)(a, b, bias, *self._where, *more)
-        if meanwhile is not None:
-            meanwhile()
-        return _stored(made, out)
-
-    def all_gather(
-        self,
-        a: Tensor,
-        b: Tensor,
-        bias: Tensor | None,
-        out: Tensor | None,
-        gathered: Tensor | None,
-        *,
-        save_gathered: bool,
-    ) -> Tensor:
-        """`all_gather_matmul`."""
-        is_saved = save_gathered and b.requires_grad and torch_or_raise().is_grad_enabled()
-        keeps_rows = is_saved or gathered is not None
-        made, rows = _operators().all_gather_matmul(a, b, bias, *self._where, keeps_rows)
-        _stored(rows, gathered)
-        return _stored(made, out)
+def trace_gather(
+    a: Tensor, b: Tensor, bias: Tensor | None, where: Where, outs: Sequence[Tensor | None], *, save_gathered: bool
+) -> Tensor:
+    """`all_gather_matmul`, with ``out`` and ``gathered``."""
+    is_saved = save_gathered and b.requires_grad and torch_or_raise().is_grad_enabled()
+    keeps_rows = is_saved or outs[1] is not None
+    made, rows = _operators().all_gather_matmul(a, b, bias, *_texts(where), keeps_rows)
+    _stored(rows, outs[1])
+    return _stored(made, outs[0])
 
 
 def trace_all_to_all(group: GroupLike, counts: Tensor, lane: int) -> Tensor:
@@ -92,8 +77,10 @@ def _operators() -> Any:
     return compiled.OPERATORS
 
 
-def _text(candidate: Candidate | str | None) -> str | None:
-    return candidate if candidate is None or isinstance(candidate, str) else str(candidate)
+def _texts(where: Where) -> tuple[str, int, str | None, str | None]:
+    group, lane, *candidates = where
+    one, other = (each if each is None else str(each) for each in candidates)
+    return key_of(group), lane, one, other
 
 
 def _stored(made: Tensor, out: Tensor | None) -> Tensor:
