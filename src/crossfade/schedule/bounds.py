@@ -10,8 +10,8 @@ from typing import Any
 from crossfade.plan.plan import Plan
 from crossfade.plan.spans import COMPUTE, WAIT, union_us
 from crossfade.plan.timeline import Timeline
+from crossfade.schedule.causes import LINK, Piece
 from crossfade.schedule.cost import CostModel
-from crossfade.schedule.progress import LINK, Piece
 from crossfade.schedule.simulate import Simulation
 from crossfade.schedule.workload import Workload
 from crossfade.types import DRIVER

@@ -34,24 +34,14 @@ from functools import partial
 from crossfade.plan.actions import COLL_STREAM, Verb
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.plan.timeline import Span, Timeline
+from crossfade.schedule.causes import LINK, Happening, Piece, Trail, critical_path
 from crossfade.schedule.cores import Cores
 from crossfade.schedule.cost import CostModel
 from crossfade.schedule.device_steps import is_pushed, push_of
 from crossfade.schedule.gpus import GpuClock, Push
 from crossfade.schedule.meetings import Meetings
 from crossfade.schedule.network import Connections, Hosts, told_apart
-from crossfade.schedule.progress import (
-    LINK,
-    Cursor,
-    Happening,
-    Inbox,
-    Piece,
-    Process,
-    Trail,
-    Transfer,
-    check_that_all_is_done,
-    critical_path,
-)
+from crossfade.schedule.progress import Cursor, Inbox, Process, Transfer, check_that_all_is_done
 from crossfade.schedule.steps import NETWORK_STREAM, reached, strands_of
 from crossfade.schedule.strands import Need
 from crossfade.schedule.workload import Workload
