@@ -105,11 +105,13 @@ def broadcast(
     if not 0 <= root < group.num_ranks:
         raise ValueError(f"there is no rank {root} to broadcast from\nhint: the group has {group.num_ranks} ranks")
 
-    def enqueue(lane: Lane, stream: int, target: int, source: int, size_bytes: int, *_: object) -> None:
-        steps.broadcast(lane, stream, root, target, source, size_bytes, tuning)
-
     item = _item(group, "broadcast", tensor, out, tuple(tensor.shape), 0)
-    return _move(group, "broadcast", item, lane, tuning, tensor.nbytes, enqueue)
+
+    def enqueue(lanes: list[Lane], stream: int) -> None:
+        target, source = item.target.data_ptr(), item.source.data_ptr()
+        steps.broadcast(lanes[0], stream, root, target, source, tensor.nbytes, tuning)
+
+    return _call(group, "broadcast", [item], [lane], tuning, enqueue)[0]
 
 
 def reduce_scatter(
