@@ -62,8 +62,10 @@ wheel: $(WHEEL)  ## the compiled wheel for this Python, in dist/ (needs a C comp
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m auditwheel repair --strip --wheel-dir dist build/wheel/*.whl
 	@ls dist/*.whl
 
+LONG := --hypothesis-profile=soak --timeout=3600
 soak: $(DEV)  ## thousands of random graphs, ten minutes of each fuzz test; takes long
-	@CROSSFADE_FUZZ_S=$${CROSSFADE_FUZZ_S:-600} $(BIN)/python -m pytest tests/soak --hypothesis-profile=soak --timeout=3600 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/unit tests/cpu -m 'hypothesis or soak' $(LONG) $(PYTEST_ARGS)
+	@CROSSFADE_FUZZ_S=$${CROSSFADE_FUZZ_S:-600} $(BIN)/python -m pytest tests/soak $(LONG) $(PYTEST_ARGS)
 
 clean:  ## remove .venv and everything that was made
 	@rm -rf $(VENV) build dist demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

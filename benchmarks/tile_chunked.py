@@ -18,8 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from crossfade.ops.calls.job import Operator
 from crossfade.ops.calls.products import cut_evenly
-from crossfade.ops.calls.shape import Operator
 
 __all__ = ["CHUNKED"]
 

@@ -33,7 +33,7 @@ from benchmarks.tile_crew import Crew, Ranks
 from benchmarks.tile_report import MACHINE, publish, summary
 from benchmarks.tile_rows import AR, MATRICES, SHORT, Block, Row, rows_of
 from benchmarks.workers import WorkerFailed
-from crossfade.ops.calls.shape import Operator
+from crossfade.ops.calls.job import Operator
 
 MAX_TRIES = 3
 OTHER = "failed on another rank"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from crossfade.ops.calls.shape import ITEM_BYTES, Layout, Operator, Shape
+from crossfade.ops.calls.job import ITEM_BYTES, Layout, Operator, Shape
 from crossfade.ops.choice.candidate import BASELINES
 
 CUBLAS, NCCL, COPIES = "cuBLAS", "NCCL", "copy engines"

@@ -35,7 +35,7 @@ from benchmarks.tile_rows import (
     Row,
     counts_of,
 )
-from crossfade.ops.calls.shape import Operator
+from crossfade.ops.calls.job import Operator
 from crossfade.ops.choice.candidate import PLAIN, Candidate
 from crossfade.ops.operators import all_gather_matmul, matmul_all_reduce, matmul_all_to_all, matmul_reduce_scatter
 from crossfade.ops.signaled.product import matmul_signaled

@@ -1,7 +1,7 @@
-"""What all tests share: how many examples hypothesis tries, and what an interrupt does.
+"""What all tests share: how many examples hypothesis tries, what an interrupt does, and which tests need more GPUs than there are.
 
-``default`` is for ``make test``, ``soak`` for ``make soak`` (``pytest --hypothesis-profile=soak``), which runs most properties
-of ``make test`` again (``tests/soak/test_properties_long.py``).
+``default`` is for ``make test``, ``soak`` for ``make soak`` (``pytest --hypothesis-profile=soak``), which runs the properties of
+``make test`` again (``tests/helpers/counts.py``).
 """
 
 from __future__ import annotations
@@ -9,8 +9,12 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.helpers.gpus import skip_without_gpus
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so would every process that a test interrupts.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -34,7 +38,23 @@ settings.register_profile("soak", settings.get_profile("default"), max_examples=
 settings.load_profile("default")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    skip_without_gpus(items)
+
+
 def pytest_collection_finish() -> None:
     """What was imported and collected stays: tests that call the garbage collector need not have it look at that."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user has no home directory, and has named no other place for files."""
+
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("CROSSFADE_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", home)

@@ -13,6 +13,7 @@ import pytest
 import crossfade
 from crossfade.api.session import require
 from tests.helpers.late_driver import LateDriver
+from tests.helpers.sessions import opened
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -23,18 +24,10 @@ def classes_travel_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
     cloudpickle.unregister_pickle_by_value(request.module)
 
 
-@pytest.fixture
-def local() -> Iterator[None]:
-    crossfade.init()
-    yield
-    crossfade.shutdown()
+local = opened()
 
 
-@pytest.fixture
-def inline() -> Iterator[None]:
-    crossfade.init(engine="inline")
-    yield
-    crossfade.shutdown()
+inline = opened(engine="inline")
 
 
 @pytest.fixture(params=["inline", "local"])
@@ -76,17 +69,13 @@ def group(world: None) -> Iterator[Any]:
     group.close()
 
 
-@pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    """One that claims GPUs, for all tests of a file."""
-    crossfade.init(num_gpus=16)
-    yield
-    crossfade.shutdown()
+session = opened("module", num_gpus=16)
+"""One that claims GPUs, for all tests of a file."""
 
 
 @pytest.fixture
 def torn_down(session: None) -> Iterator[None]:
     """No graph outlives its test in that session."""
     yield
-    for opened in list(require().graphs):
-        opened.teardown(timeout=30)
+    for graph in list(require().graphs):
+        graph.teardown(timeout=30)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 
 import crossfade
 from crossfade.dag import InputNode, MultiOutputNode
+from tests.helpers.counts import num
 from tests.helpers.paths import PathDraw, PathWorker, arrivals, bind_path, draws, is_late
 
 pytestmark = pytest.mark.timeout(60)
@@ -364,16 +365,12 @@ def actors() -> Iterator[list[crossfade.ActorHandle]]:
     crossfade.shutdown()
 
 
-@pytest.mark.timeout(600)
-@settings(max_examples=40)  # `make soak` has 500
+@pytest.mark.timeout(num(600, 3600))
+@settings(max_examples=num(40, 500))
 @given(draw=draws())
 def test_outputs_and_errors_come_at_the_end_of_their_own_paths(
     actors: list[crossfade.ActorHandle], draw: PathDraw
 ) -> None:
-    check_path_ends(actors, draw)
-
-
-def check_path_ends(actors: list[crossfade.ActorHandle], draw: PathDraw) -> None:
     """Every output comes at the end of its path; one execution after the other, as their late branches may still be busy."""
     late = ""
     with bind_path(draw, actors).compile(max_inflight=draw.depth) as graph:

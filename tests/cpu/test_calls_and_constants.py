@@ -118,12 +118,7 @@ def _slices() -> list[Any]:
     """Parts of longer tensors, whose other parts stay."""
     torch: Any = pytest.importorskip("torch")
     large = torch.arange(10_000.0)
-    return [
-        large[:1],
-        large[500:505].to(torch.float8_e4m3fn)[1:3],
-        large.reshape(100, 100)[:3, :2].T,
-        large[::2],
-    ]
+    return [large[:1], large[500:505].to(torch.float8_e4m3fn)[1:3], large.reshape(100, 100)[:3, :2].T, large[::2]]
 
 
 def _tensors() -> list[Any]:

@@ -110,13 +110,7 @@ def test_odd_names_and_crowds_of_links_that_are_not_listed_are_shown() -> None:
     assert [row[-1] for row in rows(text, "Several at once")] == ["", "", ""]
 
 
-def test_without_a_home_a_file_has_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    for name in ("CROSSFADE_CACHE_DIR", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Path, "home", home)
+def test_without_a_home_a_file_has_to_be_named(no_home: None) -> None:
     with pytest.raises(
         UsersMistake, match=r"home directory.\nhint: name a file with --json, or set CROSSFADE_CACHE_DIR"
     ):

@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch", reason="collectives need torch")
 
 from tests.helpers.collective_bench import Bench, open_both  # noqa: E402
 from tests.helpers.collective_makers import NUM_ACTORS  # noqa: E402
+from tests.helpers.counts import num  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -92,14 +93,10 @@ def comparable(value: Any) -> Any:
     return value
 
 
-@pytest.mark.timeout(600)
-@settings(max_examples=30)
+@pytest.mark.timeout(num(600, 3600))
+@settings(max_examples=num(30, 1_200))
 @given(drawn=draws())
 def test_pl4_random_graphs_with_collectives_give_the_same_in_one_thread(both: tuple[Bench, Bench], drawn: Draw) -> None:
-    check_random(both, drawn)
-
-
-def check_random(both: tuple[Bench, Bench], drawn: Draw) -> None:
     """Small integers, in floats too, so sums are exact in any order."""
     inline, local = both
     results = [

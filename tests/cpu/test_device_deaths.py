@@ -20,13 +20,7 @@ def test_a_kill_in_a_chain_ends_all_of_it_and_leaves_nothing(seed: int) -> None:
     for survivor in (result for number, result in enumerate(results) if number != victim):
         assert f"worker {victim} died" in survivor.pop("error")
         assert survivor.pop("taken_s") < 1
-        assert survivor == {
-            "dead": [f"worker {victim}"],
-            "is_told": [victim],
-            "num_wrong": 0,
-            "held": [],
-            "grown": {},
-        }
+        assert survivor == {"dead": [f"worker {victim}"], "is_told": [victim], "num_wrong": 0, "held": [], "grown": {}}
     assert not names_left(before)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import crossfade
 from crossfade.api import session as sessions
+from tests.helpers.counts import num
 from tests.helpers.footprint import Footprint, footprint, growth
 
 KIB = 1024
@@ -116,21 +117,22 @@ class Census:
         return [mine, *(worker.collect.remote().get() for worker in self._workers)]
 
 
-def check_executions(workers: tuple[Any, Any], num_first: int, num_more: int, slack_kib: int) -> None:
-    """After the first executions nothing grows."""
+@pytest.mark.soak
+def test_executions_leave_nothing(workers: Any) -> None:
+    """After the first executions nothing grows: 3,000 of them, or a million."""
     values = _values()
     census = Census(workers)
     with _output(workers).compile() as graph:
-        for number in range(num_first):
+        for number in range(10_000):
             _execute(graph, values[number % len(values)])
         before, books = census.take(), census.books()
-        for number in range(num_more):
+        for number in range(num(3_000, 990_000)):
             _execute(graph, values[number % len(values)])
             if number % 100 == 0:
                 workers[0].same.remote(values[number % len(values)]).get(timeout=60)
         after = census.take()
         assert census.books() == books
-    check_growth(before, after, slack_kib)
+    check_growth(before, after, slack_kib=2048)
 
 
 def check_cycles(workers: tuple[Any, Any], num_first: int, num_more: int, transport: str, slack_kib: int) -> None:
@@ -164,17 +166,16 @@ def check_growth(before: list[Footprint], after: list[Footprint], slack_kib: int
         assert set(grown) <= few, f"process {index} has grown: {grown}"
 
 
-def test_13_000_executions(workers: Any) -> None:
-    check_executions(workers, 10_000, 3_000, slack_kib=2048)
+@pytest.mark.soak
+def test_graphs_through_shared_memory_leave_nothing(workers: Any) -> None:
+    check_cycles(workers, num(10, 20), num(30, 1_000), "auto", slack_kib=num(512, 1024))
 
 
-def test_30_graphs_through_shared_memory(workers: Any) -> None:
-    check_cycles(workers, 10, 30, "auto", slack_kib=512)
-
-
-def test_5_graphs_through_gloo(workers: Any) -> None:
+@pytest.mark.soak
+def test_graphs_through_gloo_leave_nothing(workers: Any) -> None:
+    """Fewer, since each opens a TCP connection between every two parties."""
     pytest.importorskip("torch")
-    check_cycles(workers, 3, 5, "gloo", slack_kib=2048)
+    check_cycles(workers, num(3, 20), num(5, 200), "gloo", slack_kib=num(2048, 4096))
 
 
 @pytest.mark.parametrize("transport", ["shm", "gloo"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import crossfade
 from crossfade.channels.ring_layout import RECORD_BYTES
 from crossfade.host.memory import PAGE_BYTES, available_bytes
+from tests.helpers.counts import num
 
 TRANSPORTS = ["shm", "gloo"]
 MIB = 1 << 20
@@ -309,12 +311,13 @@ def test_more_than_there_is_memory_for_is_an_error_and_no_more(actors: Any) -> N
         assert graph.execute(10).get(timeout=60) == _description(10)
 
 
-def test_two_gigabytes(actors: Any) -> None:
-    """One byte more than fits into 31 bits."""
-    check_large(actors, "shm", (1 << 31) + 1)
+LARGE = [(1 << 31) + 1, 3_000_000_000, (1 << 32) - 1, 1 << 32, (1 << 32) + 1]
+"""The first one is one byte more than fits into 31 bits."""
 
 
-def check_large(actors: Any, transport: str, size_bytes: int) -> None:
+@pytest.mark.soak
+@pytest.mark.parametrize(("size_bytes", "transport"), list(product(LARGE, TRANSPORTS))[: num(1, 10)])
+def test_several_gigabytes(actors: Any, transport: str, size_bytes: int) -> None:
     if transport == "gloo":
         pytest.importorskip("torch")
     needed_bytes = (

@@ -19,6 +19,7 @@ from crossfade.channels.values.layout import Encoded  # noqa: E402
 from crossfade.channels.values.tensors import bring_to_host  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
 from crossfade.testing import conformance  # noqa: E402
+from tests.helpers import host_copy_cases as cases  # noqa: E402
 from tests.helpers.host_rings import open_ring, take, write  # noqa: E402
 
 
@@ -48,19 +49,7 @@ TestFromDevice = conformance.suite(open_pair)
 TestToDevice = conformance.suite(partial(open_pair, writes_from_device=False, reads_onto="cuda"))
 TestBoth = conformance.suite(partial(open_pair, reads_onto="default"))
 
-DTYPES = [
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.int64,
-    torch.uint8,
-    torch.uint16,
-    torch.bool,
-    torch.complex64,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-]
+DTYPES = [*cases.ALL_DTYPES, torch.uint16]
 
 
 def raw(tensor: Any) -> Any:

@@ -15,8 +15,7 @@ import torch.distributed as dist
 
 from crossfade.errors import DeviceError
 from crossfade.ops.algorithms import fused, plain
-from crossfade.ops.calls.job import Job
-from crossfade.ops.calls.shape import Operator, Shape
+from crossfade.ops.calls.job import Job, Operator, Shape
 from crossfade.ops.choice.candidate import Candidate, candidates_for
 from crossfade.ops.choice.figures import H200
 from crossfade.ops.choice.model import Model

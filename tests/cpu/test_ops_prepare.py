@@ -9,8 +9,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="operators take torch tensors")
 
 from crossfade.ops.ahead import prepare  # noqa: E402
-from crossfade.ops.calls.job import Algorithm  # noqa: E402
-from crossfade.ops.calls.shape import Operator, Shape  # noqa: E402
+from crossfade.ops.calls.job import (  # noqa: E402
+    Algorithm,
+    Operator,
+    Shape,
+)
 from crossfade.ops.choice.candidate import Candidate  # noqa: E402
 from crossfade.ops.forward import ALGORITHMS  # noqa: E402
 from crossfade.ops.tuning import TunableOperator  # noqa: E402

@@ -17,7 +17,7 @@ from crossfade.errors import ChannelBroken
 from crossfade.ops.algorithms import fused
 from crossfade.ops.calls.counts import Counts
 from crossfade.ops.calls.job import Job, Once
-from crossfade.ops.choice import replays, trials
+from crossfade.ops.choice import replays, tune
 from crossfade.ops.choice.candidate import Candidate
 from tests.helpers.cuda_graphs import Machine, play
 
@@ -108,7 +108,7 @@ def settings() -> Iterator[Any]:
 @pytest.fixture
 def group(machine: Machine) -> Group:
     made = Group(machine)
-    made.belongings[trials._HEAT] = torch.ones(2, 2)  # what trials multiply to heat a GPU
+    made.belongings[tune._HEAT] = torch.ones(2, 2)  # what trials multiply to heat a GPU
     return made
 
 
@@ -159,7 +159,7 @@ def test_calls_that_are_not_replayed(machine: Machine, group: Group, way: Way, w
     group.is_captured_by_caller = what == "a capture of the caller's"
     times(3, make(group), way)
     assert (len(way.jobs), machine.num_captures) == (3, 0)
-    assert list(group.belongings) == [trials._HEAT]
+    assert list(group.belongings) == [tune._HEAT]
 
 
 def test_a_call_that_the_caller_captures_is_no_use_of_the_one_before(machine: Machine, group: Group, way: Way) -> None:
@@ -342,8 +342,8 @@ def test_nothing_is_replayed_when_a_rank_has_died(machine: Machine, group: Group
 def test_trials_keep_no_graphs_and_share_a_stream(machine: Machine, group: Group, way: Way) -> None:
     for _ in range(3):
         job = make(group)
-        trial = trials.trial_of(group, partial(replays.enqueue, ROUNDS, way, job))  # type: ignore[arg-type]
-        assert trial(2) == [8.0 / trials.NUM_IN_GRAPH] * 2
+        trial = tune.trial_of(group, partial(replays.enqueue, ROUNDS, way, job))  # type: ignore[arg-type]
+        assert trial(2) == [8.0 / tune.NUM_IN_GRAPH] * 2
         assert len(trial(3)) == 3
     num_streams = machine.num_streams
     assert num_streams == 2, "one for calls that come again, one for trials"
@@ -356,7 +356,7 @@ def test_what_a_trial_captures_is_not_launched_before_all_ranks_have_agreed_that
 ) -> None:
     """A rank whose capture failed does not launch it, and the others' GPUs would wait for that rank."""
     # Not by `replays`, which launches graphs of its own while a trial warms up.
-    trial = trials.trial_of(group, partial(way, make(group)))  # type: ignore[arg-type]
+    trial = tune.trial_of(group, partial(way, make(group)))  # type: ignore[arg-type]
     assert trial(0) == []
     assert (machine.num_captures, machine.num_replays) == (1, 0)
     assert len(trial(2)) == 2
@@ -367,8 +367,8 @@ def test_products_heat_the_device_in_front_of_what_is_timed_and_of_nothing_else(
     machine: Machine, group: Group, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heated_at: list[int] = []
-    monkeypatch.setattr(trials, "_heat", lambda group: heated_at.append(machine.num_replays))
-    trial = trials.trial_of(group, partial(way, make(group)))  # type: ignore[arg-type]
+    monkeypatch.setattr(tune, "_heat", lambda group: heated_at.append(machine.num_replays))
+    trial = tune.trial_of(group, partial(way, make(group)))  # type: ignore[arg-type]
     assert trial(0) == []
     assert heated_at == []
     trial(2)

@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="operators take torch tensors")
 import torch
 import torch.distributed as dist
 
-from crossfade.ops.calls.shape import Operator
+from crossfade.ops.calls.job import Operator
 from tests.helpers.ops_inputs import (
     EXACT_K,
     absolute,

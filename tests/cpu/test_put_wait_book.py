@@ -16,6 +16,7 @@ import crossfade
 from crossfade.api import session as sessions
 from tests.helpers import doers
 from tests.helpers.doers import graph_of
+from tests.helpers.sessions import opened
 
 
 class Doer(doers.Doer):
@@ -39,11 +40,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     crossfade.shutdown()
 
 
-@pytest.fixture
-def local() -> Iterator[None]:
-    crossfade.init(num_cpus=2)
-    yield
-    crossfade.shutdown()
+local = opened(num_cpus=2)
 
 
 def test_what_was_put_comes_back_as_a_read_only_value_of_its_own(engine: str) -> None:

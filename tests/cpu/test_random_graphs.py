@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.counts import num
 from tests.helpers.graphs import (
     TENSOR_KINDS,
     TENSOR_METHODS,
@@ -20,9 +21,10 @@ from tests.helpers.graphs import (
     open_benches,
 )
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(num(600, 3600))
 
-FEWER = settings(max_examples=30)  # `make soak` has thousands
+TRANSPORTS = ("auto", "auto", "gloo")[: num(1, 3)]
+FEWER = settings(max_examples=num(30, 2_000))
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,7 @@ def benches() -> Iterator[Benches]:
 
 
 @FEWER
-@given(draws=st.lists(graph_draws(), min_size=1, max_size=3))
+@given(draws=st.lists(graph_draws(transports=TRANSPORTS), min_size=1, max_size=3))
 def test_pl4_random_graphs_give_what_plain_calls_give(benches: Benches, draws: list[GraphDraw]) -> None:
     check_against_plain_calls(benches, draws)
 
@@ -55,7 +57,7 @@ def tensor_benches() -> Iterator[Benches]:
     local.session.close()
 
 
-@settings(max_examples=20)
+@settings(max_examples=num(20, 600))
 @given(draw=graph_draws(kinds=TENSOR_KINDS, methods=TENSOR_METHODS, most_depth=4))
 def test_pl4_random_graphs_of_tensors_give_the_same_on_both_engines(tensor_benches: Benches, draw: GraphDraw) -> None:
     check_engines_agree(tensor_benches, [draw])

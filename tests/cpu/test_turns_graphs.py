@@ -19,6 +19,7 @@ from crossfade.edges.turns import TurnRules, Turns  # noqa: E402
 from crossfade.engines import device_turns  # noqa: E402
 from crossfade.plan.turns import predecessors  # noqa: E402
 from tests.helpers.calm import calm_s  # noqa: E402
+from tests.helpers.counts import num  # noqa: E402
 from tests.helpers.footprint import check_growth  # noqa: E402
 from tests.helpers.graphs import (  # noqa: E402
     TENSOR_KINDS,
@@ -29,6 +30,7 @@ from tests.helpers.graphs import (  # noqa: E402
     check_engines_agree,
     graph_draws,
 )
+from tests.helpers.sessions import opened  # noqa: E402
 from tests.helpers.tensor_workers import TensorWorker  # noqa: E402
 
 LINK_GBS = 0.04
@@ -110,25 +112,21 @@ SHORT_DRAWS = graph_draws(
 )
 
 
-@pytest.mark.timeout(600)
-@settings(max_examples=14)
+@pytest.mark.timeout(num(600, 3600))
+@settings(max_examples=num(14, 600))
 @given(draw=DRAWS)
 def test_random_graphs_give_the_same_with_turns_as_inline(benches: Benches, draw: GraphDraw) -> None:
     check_engines_agree(benches, [draw])
 
 
-@pytest.mark.timeout(600)
-@settings(max_examples=10)
+@pytest.mark.timeout(num(600, 3600))
+@settings(max_examples=num(10, 300))
 @given(one=SHORT_DRAWS, other=SHORT_DRAWS)
 def test_two_random_graphs_on_the_same_actors(benches: Benches, one: GraphDraw, other: GraphDraw) -> None:
     check_engines_agree(benches, [one, other])
 
 
-@pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    crossfade.init()
-    yield
-    crossfade.shutdown()
+session = opened("module")
 
 
 Remote: Any = crossfade.remote(TurnWorker)

@@ -24,18 +24,6 @@ from tests.helpers.device_pair import run_workers  # noqa: E402
 from tests.helpers.host_rings import LONG_US, Ring, open_ring, take, until  # noqa: E402
 
 NUM_VALUES = 200
-DTYPES = [
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.int64,
-    torch.uint8,
-    torch.bool,
-    torch.complex64,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-]
 
 
 @pytest.fixture
@@ -81,7 +69,7 @@ def keep_busy(seconds: float = 0.3) -> Callable[[], bool]:
     return lambda: not done.query()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", cases.ALL_DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0, 3), (3, 5), (2, 300, 700)])
 def test_round_trip_of_all_types_and_shapes(driver: CudaDriver, dtype: Any, shape: tuple[int, ...]) -> None:
     tensor = sample(dtype, shape)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,17 +12,14 @@ torch: Any = pytest.importorskip("torch")
 import crossfade  # noqa: E402
 from tests.helpers import input_workers as cases  # noqa: E402
 from tests.helpers.input_workers import CPU, GPU, LIMIT_S, SIZES, InputWorker, batch, get, until  # noqa: E402  # noqa: E402
+from tests.helpers.sessions import opened  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
 
 Remote = crossfade.remote(InputWorker)
 
 
-@pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    crossfade.init(num_gpus=1)
-    yield
-    crossfade.shutdown()
+session = opened("module", num_gpus=1)
 
 
 @pytest.fixture(scope="module")

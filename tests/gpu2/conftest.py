@@ -1,21 +1,7 @@
-"""Tests in this folder need 2 GPU(s)."""
+"""A session with two GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from tests.helpers.sessions import opened
 
-import pytest
-
-import crossfade
-from tests.helpers.gpus import skip_without
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    skip_without(2, "gpu2", items)
-
-
-@pytest.fixture
-def session() -> Iterator[None]:
-    crossfade.init(num_gpus=2)
-    yield
-    crossfade.shutdown()
+session = opened(num_gpus=2)

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from crossfade.ops.calls.shape import Operator, Shape
+from crossfade.ops.calls.job import Operator, Shape
 from crossfade.ops.choice.cache import Cache
 from crossfade.ops.choice.candidate import PLAIN, Candidate, candidates_for
 from crossfade.ops.tuning import open_tuner

@@ -23,6 +23,7 @@ from crossfade.errors import DeviceError, StaticShapeError  # noqa: E402
 from crossfade.testing import conformance  # noqa: E402
 from tests.helpers.gpus import num_gpus  # noqa: E402
 from tests.helpers.nccl_pair import open_nccl_pair  # noqa: E402
+from tests.helpers.sessions import opened  # noqa: E402
 from tests.helpers.staged_pair import open_staged_pair  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
@@ -127,11 +128,7 @@ class Worker:
 Remote = crossfade.remote(Worker)
 
 
-@pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    crossfade.init(num_gpus=2)
-    yield
-    crossfade.shutdown()
+session = opened("module", num_gpus=2)
 
 
 @pytest.fixture(autouse=True)
@@ -139,8 +136,8 @@ def torn_down(request: Any) -> Iterator[None]:
     """No graph outlives its test."""
     yield
     if "session" in request.fixturenames:
-        for opened in list(sessions.require().graphs):
-            opened.teardown(timeout=30)
+        for graph in list(sessions.require().graphs):
+            graph.teardown(timeout=30)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
 from tests.helpers.input_workers import LIMIT_S, InputWorker, get  # noqa: E402
+from tests.helpers.sessions import opened  # noqa: E402
 from tests.helpers.turn_gpu_cases import check_one_after_the_other  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
@@ -20,11 +20,7 @@ NUMS = [(2, 2), (2, 1), (1, 2)]
 SIZES = (1, 1000, 3_000_000, 7)
 
 
-@pytest.fixture
-def session() -> Iterator[None]:
-    crossfade.init(num_gpus=4)
-    yield
-    crossfade.shutdown()
+session = opened(num_gpus=4)
 
 
 @pytest.mark.parametrize("transport", ["copy", "staged", crossfade.Transport.NCCL], ids=str)

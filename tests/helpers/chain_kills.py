@@ -344,8 +344,4 @@ def sinks_rubbish(peers: dict[int, Peer]) -> dict[str, Any]:
     _close_receiver(peers[1], end, ring)
     for pidfd in pidfds:
         os.close(pidfd)
-    return {
-        "dead": dead,
-        "is_rubbish": not np.array_equal(words, value(0, NUM_WORDS)),
-        "held": end.held(),
-    }
+    return {"dead": dead, "is_rubbish": not np.array_equal(words, value(0, NUM_WORDS)), "held": end.held()}

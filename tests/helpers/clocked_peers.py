@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import permutations
 from typing import Any
 
-from crossfade.peers import steps, sums
+from crossfade.peers import steps
 from crossfade.peers.lane import NUM_EPOCHS, Lane
 from crossfade.peers.memory import Kind, Reduction
 from crossfade.schedule.cost import CostModel
@@ -67,10 +67,10 @@ class Ranks:
             case CollectiveKind.BROADCAST:
                 steps.broadcast(lanes[0], stream, root, target, source, size_bytes)
             case CollectiveKind.ALLREDUCE:
-                sums.all_reduce(lanes, stream, [sums.Job(target, source, size_bytes // 4, WORD)])
+                steps.all_reduce(lanes, stream, [steps.Job(target, source, size_bytes // 4, WORD)])
             case CollectiveKind.REDUCESCATTER:
                 count = size_bytes // 4 // len(self.drivers)
-                sums.reduce_scatter(lanes, stream, [sums.Job(target, source, count, WORD)])
+                steps.reduce_scatter(lanes, stream, [steps.Job(target, source, count, WORD)])
         for lane in chosen:
             steps.end(lane, stream)
 

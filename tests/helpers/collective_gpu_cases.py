@@ -193,13 +193,7 @@ def killed(peers: Peers, rank: int, dead: int, is_waiting: bool) -> dict[str, An
     peers_meet(survivors)
     ring.close()
     del source
-    return {
-        "said": said,
-        "told_s": told_s,
-        "usable": is_usable,
-        "held": held(home),
-        "lost_bytes": lost_bytes,
-    }
+    return {"said": said, "told_s": told_s, "usable": is_usable, "held": held(home), "lost_bytes": lost_bytes}
 
 
 def _watch(party: Party, peers: Peers, dead: int) -> threading.Thread:

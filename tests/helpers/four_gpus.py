@@ -8,10 +8,7 @@ from crossfade.topology import Crowd, Device, Launch, Link, LinkKind, Rate, Topo
 
 MB = 1 << 20
 _SIZES = (4096, 64 << 10, MB, 4 * MB, 16 * MB, 64 * MB, 256 * MB)
-_TIMES_US = {
-    "copy": (5.25, 5.44, 7.84, 16.5, 49.0, 176.0, 682.0),
-    "nccl": (16.8, 16.8, 26.0, 42.8, 89.0, 280.0, 767.0),
-}
+_TIMES_US = {"copy": (5.25, 5.44, 7.84, 16.5, 49.0, 176.0, 682.0), "nccl": (16.8, 16.8, 26.0, 42.8, 89.0, 280.0, 767.0)}
 _LAUNCHES = {"copy": 4.5, "write": 1.5, "wait": 1.5, "record": 0.6, "wait event": 0.6, "kernel": 15.0}
 
 

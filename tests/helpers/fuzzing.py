@@ -35,7 +35,7 @@ from crossfade.host.sockets import Connection
 from crossfade.plan.parse import parse_plan
 from crossfade.plan.text import format_plan
 from crossfade.plan.validate import validate
-from tests.helpers.any_plans import any_plan
+from tests.helpers.edited_plans import any_plan
 from tests.helpers.plans import sound_plan
 
 KEY = bytes(range(KEY_BYTES))
@@ -308,10 +308,7 @@ def check_ring(which: int, words: Sequence[tuple[int, int]], head: bytes, otherw
         mock.patch.object(shm_reader, "_simple", simple.loads),
         mock.patch.object(arrays, "pickle", guard),
     ):
-        with (
-            mock.patch.object(codec, "pickle", pickle),
-            mock.patch.object(arrays, "pickle", pickle),
-        ):
+        with mock.patch.object(codec, "pickle", pickle), mock.patch.object(arrays, "pickle", pickle):
             assert bench.writer.try_write(VALUES[which])
         record = memoryview(bench.board)[bench.layout.records : bench.layout.records + RECORD_BYTES]
         for place, word in words:

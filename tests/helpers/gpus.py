@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import pytest
-
-FOLDERS = Path(__file__).resolve().parents[1]
 
 
 @cache
@@ -20,11 +17,10 @@ def num_gpus() -> int:
     return torch.cuda.device_count() if cuda.bindings.driver else 0
 
 
-def skip_without(num: int, folder: str, items: list[pytest.Item]) -> None:
-    """Skips a folder's tests, with the reason, on a machine with fewer GPUs."""
-    if num_gpus() >= num:
-        return
-    mark = pytest.mark.skip(reason=f"needs {num} GPU(s), torch and cuda-bindings; there are {num_gpus()} GPU(s) to use")
+def skip_without_gpus(items: list[pytest.Item]) -> None:
+    """Skips the tests of a folder such as ``gpu2``, with the reason, on a machine with fewer GPUs."""
     for item in items:
-        if item.path.is_relative_to(FOLDERS / folder):
-            item.add_marker(mark)
+        folder = item.path.parent.name
+        if folder.startswith("gpu") and num_gpus() < int(folder[3:]):
+            need = f"needs {folder[3:]} GPU(s), torch and cuda-bindings; there are {num_gpus()} GPU(s) to use"
+            item.add_marker(pytest.mark.skip(reason=need))

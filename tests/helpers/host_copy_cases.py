@@ -34,6 +34,19 @@ NO_DEVICE = -2
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float8_e4m3fn, torch.complex64)
 SHAPES = ((3,), (), (0, 4), (50, 70), (2, 2), (300_000,))
 
+ALL_DTYPES = [
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+]
+
 
 def driver_of(device: int) -> Driver:
     if device == HOST:

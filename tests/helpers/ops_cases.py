@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from crossfade.ops.calls.counts import gather_counts
-from crossfade.ops.calls.shape import Operator, Shape
+from crossfade.ops.calls.job import Operator, Shape
 from crossfade.ops.choice.candidate import Candidate, candidates_for
 from crossfade.ops.operators import matmul_all_to_all_padded
 from crossfade.peers.group import PeerGroup
@@ -378,5 +378,5 @@ CASES: dict[str, Case] = {
 """On a CPU and on GPUs."""
 GPU_CASES: dict[str, Case] = {**CASES, "large": large}
 LONG_CASES: dict[str, Case] = {
-    **{f"random calls {seed}": partial(random_calls, num_calls=3000, seed=seed) for seed in range(1, 4)},
+    **{f"random calls {seed}": partial(random_calls, num_calls=3000, seed=seed) for seed in range(1, 4)}
 }

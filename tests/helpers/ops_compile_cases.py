@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from crossfade.errors import ChannelClosed
-from crossfade.ops.calls.shape import Operator
+from crossfade.ops.calls.job import Operator
 from crossfade.ops.choice.candidate import Candidate
 from crossfade.ops.layers import regions
 from crossfade.ops.layers.linear import ColumnParallelLinear, RowParallelLinear

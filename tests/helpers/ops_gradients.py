@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from crossfade.ops import references
-from crossfade.ops.calls.shape import Operator
+from crossfade.ops.calls.job import Operator
 from crossfade.ops.operators import replicated_matmul
 from crossfade.peers.group import PeerGroup
 from tests.helpers.ops_inputs import FUNCTIONS, Inputs, assert_equal, make, matrix

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from crossfade.device.capture import capture
-from crossfade.ops.calls.shape import Operator
+from crossfade.ops.calls.job import Operator
 from crossfade.ops.choice.candidate import Candidate
 from crossfade.ops.operators import OPERATORS
 from crossfade.peers.group import PeerGroup, open_group

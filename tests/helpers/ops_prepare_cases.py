@@ -10,8 +10,7 @@ import torch
 
 from crossfade.errors import DeviceError
 from crossfade.ops.ahead import prepare, prepare_call
-from crossfade.ops.calls.job import Algorithm, Job, refuse_in_capture
-from crossfade.ops.calls.shape import Operator, Shape
+from crossfade.ops.calls.job import Algorithm, Job, Operator, Shape, refuse_in_capture
 from crossfade.ops.choice.cache import Source
 from crossfade.ops.choice.candidate import Candidate, candidates_for
 from crossfade.ops.forward import ALGORITHMS

@@ -19,13 +19,7 @@ START, END = -2.0, 100.0
 """EventPool before and after all runs; node number i runs at i + 0.5."""
 TICK = 1e-6
 """Between moments that belong together."""
-TRANSPORTS = (
-    *[Transport.SHM] * 2,
-    *[Transport.GLOO] * 3,
-    *[Transport.COPY] * 2,
-    Transport.STAGED,
-    Transport.NCCL,
-)
+TRANSPORTS = (*[Transport.SHM] * 2, *[Transport.GLOO] * 3, *[Transport.COPY] * 2, Transport.STAGED, Transport.NCCL)
 """Of the channels of sound plans."""
 
 

@@ -90,13 +90,7 @@ def try_cases(cases: Mapping[str, Case], device: str) -> dict[str, str]:
 
 
 def run_cases(
-    cases: Mapping[str, Case],
-    num_ranks: int,
-    device: str,
-    folder: Path,
-    limit_s: float,
-    *,
-    interprets: bool = False,
+    cases: Mapping[str, Case], num_ranks: int, device: str, folder: Path, limit_s: float, *, interprets: bool = False
 ) -> dict[str, list[str]]:
     """What every rank said of each case. ``interprets``: Triton's kernels are interpreted there."""
     args = [(rank, num_ranks, device, str(folder), cases, interprets) for rank in range(num_ranks)]

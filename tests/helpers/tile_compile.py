@@ -46,17 +46,7 @@ def product(
     num_parts: int = 0,
 ) -> Compiled:
     variant = ProductVariant(
-        "bfloat16",
-        is_by_descriptor,
-        is_b_transposed,
-        in_unit,
-        out_unit,
-        has_bias,
-        has_signals,
-        1,
-        num_parts,
-        0,
-        config,
+        "bfloat16", is_by_descriptor, is_b_transposed, in_unit, out_unit, has_bias, has_signals, 1, num_parts, 0, config
     )
     rows, columns, depth = config[:3]
     across = [columns, depth] if is_b_transposed else [depth, columns]

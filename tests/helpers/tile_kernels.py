@@ -161,7 +161,7 @@ def check_order() -> None:
             total = total + (torch.tensor(2.0) if k == rank else slot)
         out = world.outs[rank][world.blocks[rank].begin : world.blocks[rank].end]
         assert torch.equal(out, total.half().expand_as(out)), rank
-    # and as peers.sums do it, when the accumulator needs no rounding
+    # and as peers.steps do it, when the accumulator needs no rounding
     world = World(even_blocks(64, 4), 32, 16)
     for rank in range(4):
         for k in range(4):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from crossfade.ops.calls.shape import Shape
+from crossfade.ops.calls.job import Shape
 from crossfade.ops.choice.cache import Cache
 from crossfade.ops.choice.candidate import Candidate
 from crossfade.ops.choice.choose import Chooser

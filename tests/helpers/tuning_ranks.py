@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 
 from crossfade.errors import ChannelBroken, ChannelTimeout, DeviceError
-from crossfade.ops.calls.job import Given
-from crossfade.ops.calls.shape import Operator, Shape
+from crossfade.ops.calls.job import Given, Operator, Shape
 from crossfade.ops.choice.cache import Cache
 from crossfade.ops.choice.candidate import Candidate
 from crossfade.ops.choice.choose import choose

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cpu.test_edges_large_graphs import LARGE, SHAPES, SMALL, actors_of, check_all
+from tests.cpu.test_edges_compiles import LARGE, SHAPES, SMALL, actors_of, check_all
 
 MAX_RATIO = 30.0
 """Between ten times the nodes: 10 if the time is linear, 100 if it is quadratic."""

@@ -77,11 +77,7 @@ def _edited(**host: Any) -> dict[str, Any]:
         ({**_edited(), "placement": "nearest"}, "placement.rule is 'nearest'", "pack, spread"),
         ({**_edited(), "placement": {"hosts": ["a"]}}, "placement.hosts is ['a']", "an object"),
         ({**_edited(), "placement": {"hosts": {"A": 3}}}, "'A': 3", "patterns"),
-        (
-            {"version": 1, "hosts": [_edited()["hosts"][0]] * 2},
-            "two hosts are called 'host0'",
-            "a 'name' of its own",
-        ),
+        ({"version": 1, "hosts": [_edited()["hosts"][0]] * 2}, "two hosts are called 'host0'", "a 'name' of its own"),
     ],
 )
 def test_mistakes_in_the_file_are_told_with_a_hint(data: Any, said: str, hint: str) -> None:

@@ -54,8 +54,7 @@ def test_on_equal_links_only_the_number_and_the_longest_chunk_count(lengths: lis
 
 
 @pytest.mark.parametrize(
-    ("cut", "chunk_mb", "num", "time_us"),
-    [(Cut.EQUAL, 4, 19, 1354), (Cut.FULL, 3, 22, 1358), (Cut.FULL, 4, 16, 1356)],
+    ("cut", "chunk_mb", "num", "time_us"), [(Cut.EQUAL, 4, 19, 1354), (Cut.FULL, 3, 22, 1358), (Cut.FULL, 4, 16, 1356)]
 )
 def test_the_figures_of_the_docstring(cut: Cut, chunk_mb: int, num: int, time_us: int) -> None:
     lengths = StagedLayout(8, chunk_mb * MB, cut).lengths(64 * MB)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from crossfade.util.scheduling_strategies import (
     NodeLabelSchedulingStrategy,
     PlacementGroupSchedulingStrategy,
 )
+from tests.helpers.sessions import opened
 
 MODULES = sorted(_NAMES)
 SOURCE = Path(crossfade.__file__).parent
@@ -151,11 +151,7 @@ def test_what_is_set_in_the_context_counts_where_an_option_is_left_out(context: 
         CompileOptions.of({})
 
 
-@pytest.fixture
-def inline() -> Iterator[None]:
-    crossfade.init(engine="inline")
-    yield
-    crossfade.shutdown()
+inline = opened(engine="inline")
 
 
 @pytest.mark.usefixtures("inline")

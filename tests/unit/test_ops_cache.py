@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from crossfade.ops.calls.shape import Shape
+from crossfade.ops.calls.job import Shape
 from crossfade.ops.choice import cache as module
 from crossfade.ops.choice.cache import Cache, Decision, Source, versions
 from crossfade.ops.choice.candidate import PLAIN, Candidate
@@ -21,7 +21,7 @@ from crossfade.topology import topology_path
 
 pytestmark = pytest.mark.timeout(60)
 
-SOURCE = Path(module.__file__).parents[2]
+SOURCE = Path(module.__file__).parents[3]
 SHAPE = Shape("matmul_reduce_scatter", 8192, 8192, 7168, "bfloat16", "nt", 4)
 ROUNDS = Candidate("rounds", (("rounds", 2),))
 DECISION = Decision((ROUNDS, PLAIN), Source.MEASURED, ((ROUNDS, 1400.5), (PLAIN, 1640.0)))
@@ -203,13 +203,7 @@ def test_the_folder_is_the_user_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert folder() == topology_path().parent == tmp_path / "own"
 
 
-def test_without_a_home_there_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.delenv("CROSSFADE_CACHE_DIR", raising=False)
-    monkeypatch.setattr(Path, "home", no_home)
+def test_without_a_home_there_is_a_warning(no_home: None) -> None:
     cache = Cache("d", 4, "v")
     with pytest.warns(RuntimeWarning, match="cannot be kept: Could not determine home directory.; set") as caught:
         use(cache)
@@ -249,7 +243,7 @@ from pathlib import Path
 from crossfade.ops.choice import cache as module
 from crossfade.ops.choice.candidate import PLAIN, Candidate
 from crossfade.ops.choice.cache import Decision, Source
-from crossfade.ops.calls.shape import Shape
+from crossfade.ops.calls.job import Shape
 
 def shape(number):
     return Shape("matmul_all_reduce", 4, number, 1, "bfloat16", "nt", 4)

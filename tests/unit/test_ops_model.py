@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossfade.ops.calls.shape import Operator, Shape
+from crossfade.ops.calls.job import Operator, Shape
 from crossfade.ops.choice.candidate import PLAIN, Candidate
 from crossfade.ops.choice.figures import H200, Figures, Line, measure_waves, with_topology
 from crossfade.ops.choice.model import Model, Prediction, Program
@@ -179,14 +179,7 @@ def test_the_bound_is_that_of_the_design() -> None:
     st.sampled_from(Operator),
     st.tuples(st.integers(1, 20_000), st.integers(1, 20_000), st.integers(1, 20_000)),
     st.integers(1, 8),
-    st.sampled_from(
-        [
-            PLAIN,
-            rounds(1),
-            rounds(4),
-            made_up("tiles", group_rows=256),
-        ]
-    ),
+    st.sampled_from([PLAIN, rounds(1), rounds(4), made_up("tiles", group_rows=256)]),
 )
 def test_terms_add_up_and_nothing_takes_less_than_its_product(
     operator: str, mnk: tuple[int, int, int], num_ranks: int, candidate: Candidate

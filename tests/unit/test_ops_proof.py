@@ -13,13 +13,14 @@ from hypothesis import given
 
 from crossfade.ops.algorithms import overlaps
 from crossfade.peers.lane import Lane
+from tests.helpers.counts import num
 from tests.helpers.worlds.kit import assert_sound, assert_sound_in_all_orders, kinds, orders
 from tests.helpers.worlds.lane_faults import EarlySignal, NoLocalFork, NoLocalJoin, NoWaitAtAll, OneBuffer, OneSignal
 from tests.helpers.worlds.operators import OPERATORS, OpsWorld, ops_worlds
 from tests.helpers.worlds.ranks import Call, Collective, Round
 
 
-@given(world=ops_worlds(), seeds=orders(3))
+@given(world=ops_worlds(), seeds=orders(num(3, 20)))
 def test_pr1_pr2_operators_have_no_fault(world: OpsWorld, seeds: range) -> None:
     assert_sound(world, seeds, is_strict=False)
 

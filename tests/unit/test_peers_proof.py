@@ -16,6 +16,7 @@ from crossfade.peers.lane import SLOT_ALIGNMENT, Lane
 from crossfade.peers.tuning import DEFAULT, Direction, Tuning
 from crossfade.testing.fake import FakeDriver, Fault, Machine, Verdict, sample
 from crossfade.testing.fake.explore import World
+from tests.helpers.counts import num
 from tests.helpers.worlds import lane_faults as faults
 from tests.helpers.worlds.kit import assert_sound, assert_sound_in_all_orders, kinds, orders
 from tests.helpers.worlds.ranks import Call, Collective, PeerWorld, Round
@@ -210,10 +211,7 @@ def test_a_side_stream_that_begins_too_early_is_found() -> None:
 
 @pytest.mark.parametrize(
     ("rounds", "lane"),
-    [
-        ((Round.EAGER,), faults.NoOrder),
-        ((Round.EAGER, Round.CAPTURE, Round.EAGER), faults.ForgetsWhenCaptured),
-    ],
+    [((Round.EAGER,), faults.NoOrder), ((Round.EAGER, Round.CAPTURE, Round.EAGER), faults.ForgetsWhenCaptured)],
 )
 def test_calls_of_a_lane_on_two_streams_without_an_order_are_found(
     rounds: tuple[Round, ...], lane: type[faults.NoOrder]
@@ -236,7 +234,7 @@ def test_a_wait_in_a_capture_for_an_event_from_outside_is_found() -> None:
 # the real ones
 
 
-@given(world=peer_worlds(), seeds=orders(3))
+@given(world=peer_worlds(), seeds=orders(num(3, 40)))
 def test_pr1_the_real_lanes_have_no_fault(world: PeerWorld, seeds: range) -> None:
     assert_sound(world, seeds, is_strict=False)
 

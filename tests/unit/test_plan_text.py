@@ -16,7 +16,7 @@ from crossfade.plan.parse import parse_plan
 from crossfade.plan.plan import InputSpec, Plan
 from crossfade.plan.text import format_excerpt, format_plan
 from crossfade.types import Transport
-from tests.helpers.any_plans import any_plan
+from tests.helpers.edited_plans import any_plan
 from tests.helpers.plans import Size, chain_plan, sound_plan
 
 TWO_ACTORS = """\

@@ -19,6 +19,7 @@ from crossfade.plan.parse import parse_plan
 from crossfade.plan.plan import Plan
 from crossfade.plan.validate import find_fault
 from crossfade.types import Transport
+from tests.helpers.counts import num
 from tests.helpers.edited_plans import CHAIN, QUEUE, edited
 from tests.helpers.explore import explore, may_pass
 from tests.helpers.plans import Size, chain_plan, sound_plan
@@ -140,9 +141,9 @@ MUTATIONS: Mapping[str, Callable[[Plan, Random], Plan | None]] = {
 """What can be changed: by name, a function from a plan to a changed one, or to None where the plan has no such step."""
 
 
-NUM_SEEDS = 320
+NUM_SEEDS = num(320, 8_000)
 CHANGES_PER_PLAN = 3
-NUM_FAILING_SEEDS = 400
+NUM_FAILING_SEEDS = num(400, 8_000)
 MOST_STATES = 60_000
 RARE = ("coll started only", "swapped colls")
 """What is tried wherever a plan has such steps, since few have."""
@@ -175,14 +176,11 @@ def check_verdict(plan: Plan) -> str:
     return fault.invariant
 
 
+@pytest.mark.soak
 def test_pl1_to_pl4_the_verdict_is_that_of_all_interleavings() -> None:
-    check_verdicts(NUM_SEEDS)
-
-
-def check_verdicts(num_seeds: int) -> None:
     """On every plan. And the comparison means something: all kinds of change, all invariants, harmless changes."""
     tally: Counter[tuple[str, str]] = Counter()
-    for seed in range(num_seeds):
+    for seed in range(NUM_SEEDS):
         rng = Random(seed)
         size = Size(nodes=3, actors=2) if seed % 3 else Size(nodes=4, actors=3, depth=3)
         plan = sound_plan(rng, size)
@@ -196,12 +194,12 @@ def check_verdicts(num_seeds: int) -> None:
     for (kind, invariant), number in tally.items():
         (harmless if invariant == "ok" else refusals)[kind] += number
         invariants[invariant] += number
-    assert tally.total() > 3.75 * num_seeds
-    assert all(80 * refusals[kind] >= num_seeds for kind in MUTATIONS), refusals
-    assert min(refusals.total(), harmless.total()) > 1.25 * num_seeds
-    assert 2 * sum(number for kind, number in harmless.items() if kind != "unchanged") > num_seeds
-    assert all(16 * invariants[f"PL-{number}"] > num_seeds for number in (1, 2, 3, 4)), invariants
-    assert 40 * min(refusals["on main, further ahead"], harmless["on main, further ahead"]) > num_seeds
+    assert tally.total() > 3.75 * NUM_SEEDS
+    assert all(80 * refusals[kind] >= NUM_SEEDS for kind in MUTATIONS), refusals
+    assert min(refusals.total(), harmless.total()) > 1.25 * NUM_SEEDS
+    assert 2 * sum(number for kind, number in harmless.items() if kind != "unchanged") > NUM_SEEDS
+    assert all(16 * invariants[f"PL-{number}"] > NUM_SEEDS for number in (1, 2, 3, 4)), invariants
+    assert 40 * min(refusals["on main, further ahead"], harmless["on main, further ahead"]) > NUM_SEEDS
 
 
 @given(st.integers(0, 2**32), st.lists(st.sampled_from(sorted(MUTATIONS)), max_size=3))
@@ -214,14 +212,11 @@ def test_the_verdict_after_several_changes(seed: int, kinds: list[str]) -> None:
         check_verdict(plan)
 
 
+@pytest.mark.soak
 def test_pl2_sound_plans_do_not_stop_where_methods_fail_without_waiting_for_all_inputs() -> None:
-    check_failing(NUM_FAILING_SEEDS)
-
-
-def check_failing(num_seeds: int) -> None:
     """In every order, with methods that fail. And it means something: some plans stop if what was not waited for is left."""
     verdicts: Counter[str] = Counter()
-    for seed in range(num_seeds):
+    for seed in range(NUM_FAILING_SEEDS):
         rng = Random(seed)
         plan = sound_plan(rng, Size(nodes=4, actors=3, inputs_per_node=3, collectives=1))
         failing = [node.id for node in plan.nodes if rng.random() < 0.4]
@@ -234,9 +229,9 @@ def check_failing(num_seeds: int) -> None:
             continue
         assert explored.verdict == "ok", f"seed {seed}, {failing}: {explored}\n{plan}"
         verdicts[explore(plan, MOST_STATES, failing, drops=False).verdict] += 1
-    assert verdicts["deadlock"] + verdicts["ok"] > num_seeds / 30, verdicts
-    assert verdicts["deadlock"] > num_seeds / 150, verdicts
-    assert verdicts["too large"] < num_seeds / 100, verdicts
+    assert verdicts["deadlock"] + verdicts["ok"] > NUM_FAILING_SEEDS / 30, verdicts
+    assert verdicts["deadlock"] > NUM_FAILING_SEEDS / 150, verdicts
+    assert verdicts["too large"] < NUM_FAILING_SEEDS / 100, verdicts
     assert set(verdicts) <= {"deadlock", "ok", "too large"}
 
 
@@ -287,13 +282,11 @@ def num_lines_run(plan: Plan) -> int:
     return count
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("num_actors", "transport"), [(4, Transport.SHM), (4, Transport.GLOO), (200, Transport.GLOO)])
 def test_the_work_is_linear_in_the_number_of_nodes(num_actors: int, transport: Transport) -> None:
-    check_growth(num_actors, transport, 400)
-
-
-def check_growth(num_actors: int, transport: Transport, num_nodes: int) -> None:
     """With ten times as many nodes it is ten times as much, and little more."""
+    num_nodes = num(400, 1_000)
     small, big = (num_lines_run(chain_plan(n, num_actors, transport)) for n in (num_nodes, 10 * num_nodes))
     assert small > 1_000
     assert big <= 12 * small

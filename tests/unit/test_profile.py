@@ -8,7 +8,7 @@ import pytest
 
 from crossfade.profile.calibrate import calibrate, start_from
 from crossfade.profile.context import STAGED_LAYOUT
-from crossfade.profile.measures.beside import cover
+from crossfade.profile.measures import cover
 from crossfade.profile.steps import COPY, NCCL, STAGED, WORKS, Step, steps_for
 from crossfade.topology import LinkKind, Topology
 from tests.helpers.clocked import Speeds

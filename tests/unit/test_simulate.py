@@ -12,27 +12,10 @@ from crossfade.plan.plan import Plan
 from crossfade.schedule.cost import CostModel, Slowdown
 from crossfade.schedule.simulate import Simulation, simulate
 from crossfade.schedule.workload import Workload
-from tests.helpers.hand_plans import actions, chain, fan_in, plan, side_by_side, two_sends
-from tests.helpers.small_graphs import only, times
+from tests.helpers.edited_plans import actions, chain, fan_in, plan, side_by_side, two_sends
+from tests.helpers.small_graphs import ROUND, only, times
 
-COSTS = CostModel(
-    write_us=1.0,
-    write_large_us=0.0,
-    write_us_per_mb=0.0,
-    read_us=0.5,
-    read_large_us=0.0,
-    hop_us=0.25,
-    wake_us=35.0,
-    spin_us=1e9,
-    latency_us=2.0,
-    gbs=1.0,
-    host_us=1.0,
-    receive_host_us=1.0,
-    host_us_per_mb=0.0,
-    step_us=0.0,
-    num_cores=64,
-    balance_us=0.0,
-)
+COSTS = replace(ROUND, wake_us=35.0, latency_us=2.0, gbs=1.0, host_us_per_mb=0.0)
 """Round figures; nobody sleeps, and there is a core for everyone. 98,000 bytes take gloo 100 us."""
 
 

@@ -15,21 +15,14 @@ from crossfade.graph.nodes import InputNode, MultiOutputNode
 from crossfade.plan.device_streams import stream_in, stream_out
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Timeline
-from crossfade.schedule.cost import CostModel
 from crossfade.schedule.simulate import Simulation, simulate
 from crossfade.schedule.workload import Workload
 from crossfade.topology import Crowd, Device, Link, LinkKind, Rate, Slowdown, Topology
 from crossfade.types import Transport
-from tests.helpers.small_graphs import actor, call, compiled, gpu_graphs, only, times
+from tests.helpers.small_graphs import ROUND, actor, call, compiled, gpu_graphs, only, times
 
-COSTS = CostModel(
-    write_us=1.0,
-    write_large_us=0.0,
-    write_us_per_mb=0.0,
-    read_us=0.5,
-    read_large_us=0.0,
-    hop_us=0.25,
-    spin_us=1e9,
+COSTS = replace(
+    ROUND,
     push_host_us=1.0,
     accept_host_us=0.5,
     copy_us=0.0,
@@ -43,11 +36,6 @@ COSTS = CostModel(
     up_gbs=1.0,
     down_us=2.0,
     down_gbs=1.0,
-    host_us=1.0,
-    receive_host_us=1.0,
-    step_us=0.0,
-    num_cores=64,
-    balance_us=0.0,
 )
 """Round figures; nobody sleeps, and there is a core for everyone. A copy moves 1000 bytes in a microsecond."""
 

@@ -22,6 +22,7 @@ from crossfade.schedule.cost import CostModel
 from crossfade.schedule.simulate import simulate
 from crossfade.schedule.workload import Workload
 from crossfade.types import DRIVER, Transport
+from tests.helpers.counts import num
 
 SLEEPY = CostModel(
     write_us=0,
@@ -314,14 +315,11 @@ def simulated(plan: Plan, workload: Workload, costs: CostModel, inflight: int) -
     return found
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("costs", "max_inflight"), [(SPINNING, 4), (SLEEPY, 1)], ids=["spinning", "sleepy"])
 def test_the_simulator_equals_a_clock_that_ticks(costs: CostModel, max_inflight: int) -> None:
-    check_against_the_clock(costs, max_inflight, 150)
-
-
-def check_against_the_clock(costs: CostModel, max_inflight: int, num_plans: int) -> None:
-    """On so many plans, of which some are stuck."""
-    num_stuck = 0
+    """On plans of which some are stuck."""
+    num_plans, num_stuck = num(150, 4_000), 0
     for seed in range(num_plans):
         plan, workload = random_plan(random.Random(seed))
         inflight = min(plan.max_inflight, max_inflight)

@@ -17,7 +17,7 @@ from benchmarks.tile_ops import Book, merge, run
 from benchmarks.tile_report import MACHINE, summary, text_of
 from benchmarks.tile_rows import A2A, AG, AR, CROSSFADE, CUBLAS, FUSED, NCCL, RS, SERIAL, Row, counts_of, rows_of
 from benchmarks.workers import WorkerFailed
-from crossfade.ops.calls.shape import Operator
+from crossfade.ops.calls.job import Operator
 
 ROW = Row(RS, 8192, 8192, 2048, 4)
 Answer = dict[str, Any]

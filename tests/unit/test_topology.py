@@ -48,13 +48,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_without_a_home_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    for name in ("CROSSFADE_CACHE_DIR", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Path, "home", home)
+def test_without_a_home_there_is_none(no_home: None) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert load_topology() is None

@@ -362,8 +362,7 @@ def test_pl4_the_inline_engine_runs_plans_with_device_channels(
 
 
 @pytest.mark.parametrize(
-    ("of", "shared"),
-    [({"A": (0,), "B": (0,)}, 0), ({"A": (0, 1), "B": (2, 1)}, 1), ({"A": (0, 1), "B": (1,)}, 1)],
+    ("of", "shared"), [({"A": (0,), "B": (0,)}, 0), ({"A": (0, 1), "B": (2, 1)}, 1), ({"A": (0, 1), "B": (1,)}, 1)]
 )
 def test_nccl_between_actors_that_share_a_gpu_is_refused(of: dict[str, tuple[int, ...]], shared: int) -> None:
     with pytest.raises(

@@ -9,19 +9,6 @@ from numbers import Real
 
 from crossfade.hints import nearest
 
-__all__ = [
-    "INSTEAD",
-    "RAY_ACTOR_OPTIONS",
-    "RAY_INIT_OPTIONS",
-    "RAY_METHOD_OPTIONS",
-    "check_names",
-    "check_timeout",
-    "deadline_of",
-    "left_of",
-    "limit_of",
-    "seconds_of",
-]
-
 RAY_ACTOR_OPTIONS = (
     "accelerator_type",
     "allow_out_of_order_execution",

@@ -10,8 +10,6 @@ from typing import Any
 from crossfade.api.refs import Ref, resolve
 from crossfade.plan.plan import InputSpec
 
-__all__ = ["Splitter"]
-
 _Pick = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 

@@ -26,8 +26,6 @@ from crossfade.api.session import Session
 from crossfade.engines.protocol import EMPTY, LoopBell
 from crossfade.interrupted import brief, uninterrupted
 
-__all__ = ["LoopWatch", "arrival", "submit"]
-
 _NUM_LOOKS = 25
 """Looks at a quick graph before the loop continues; each takes about a microsecond."""
 

@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping
 
 from crossfade.errors import ActorStartError
 
-__all__ = ["CPU", "GPU", "Ledger", "amounts"]
-
 CPU = "num_cpus"
 GPU = "num_gpus"
 

@@ -46,8 +46,6 @@ from crossfade.types import DRIVER, CollectiveKind
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["RING_BYTES", "Probe", "calibrate", "moves_of", "run_sizes"]
-
 RING_BYTES = (2_000, 20_000, 100_000, 1_000_000, 4_000_000, 8_000_000)
 GLOO_BYTES = (1_000, 100_000, 1_000_000, 4_000_000, 8_000_000, 16_000_000)
 OTHER_BYTES = 8_000_000

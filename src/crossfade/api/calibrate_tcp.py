@@ -14,8 +14,6 @@ from crossfade.schedule.cost import BYTES_PER_MB, CostModel
 from crossfade.schedule.fit import fit_line
 from crossfade.types import DRIVER
 
-__all__ = ["calibrate_tcp"]
-
 
 def calibrate_tcp(costs: CostModel, **options: Any) -> CostModel:
     """Measures what moving values by TCP costs between this host and another one, in the running session.

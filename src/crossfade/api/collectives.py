@@ -8,8 +8,6 @@ from crossfade.api.remote import ActorHandle
 from crossfade.graph.collectives import bind_collective
 from crossfade.types import CollectiveKind, ReduceOp
 
-__all__ = ["AllGather", "AllReduce", "Broadcast", "ReduceScatter"]
-
 
 class AllReduce:
     """All actors get the reduction of all tensors."""

@@ -13,8 +13,6 @@ from crossfade.hints import add_note
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 
-__all__ = ["packed"]
-
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles handles of actors as objects that can be compared where they arrive, and nothing else."""

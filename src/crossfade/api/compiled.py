@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from crossfade.schedule.cost import CostModel
     from crossfade.schedule.workload import Workload
 
-__all__ = ["TRANSPORTS", "CompiledGraph", "compile_graph"]
-
 _GRACE_S = 1.0
 _TORN_DOWN = "the graph was torn down"
 TRANSPORTS = [transport.value for transport in Transport if transport not in (Transport.COMMUNICATOR, Transport.TCP)]

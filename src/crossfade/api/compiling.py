@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from crossfade.engines.ray import RayEngine
     from crossfade.engines.ray_graphs import Hint, Step
 
-__all__ = ["compile"]
-
 
 def compile(dag: Any, *unnamed: Any, **options: Any) -> CompiledGraph:  # noqa: A001
     """Compiles a graph.

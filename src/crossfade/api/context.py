@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-__all__ = ["DAGContext"]
-
 _OPTION_OF = {
     "submit_timeout": "submit_timeout",
     "buffer_size_bytes": "buffer_bytes",

@@ -19,8 +19,6 @@ from crossfade.interrupted import uninterrupted
 from crossfade.plan.plan import Plan
 from crossfade.types import DRIVER
 
-__all__ = ["dump"]
-
 _LOOK_S = 1.0
 _making = threading.Lock()
 

@@ -22,8 +22,6 @@ from crossfade.schedule.compile import compile_plan
 from crossfade.schedule.placement import place
 from crossfade.topology import Topology
 
-__all__ = ["init_elsewhere", "plan_elsewhere"]
-
 
 class _Elsewhere(InlineEngine):
     """Actors that are only names."""

@@ -7,8 +7,6 @@ from typing import Any
 
 from crossfade.engines.protocol import EMPTY
 
-__all__ = ["Execution"]
-
 
 class Execution:
     """One execution, under way or finished. References hold it, so its values live as long as a reference needs them."""

@@ -30,8 +30,6 @@ from crossfade.errors import (
 from crossfade.interrupted import passed_through_others, uninterrupted
 from crossfade.plan.plan import Plan
 
-__all__ = ["Executions"]
-
 get_ident: Final = threading.get_ident
 
 

@@ -13,8 +13,6 @@ from crossfade.engines.protocol import EMPTY
 from crossfade.errors import Failure
 from crossfade.interrupted import uninterrupted
 
-__all__ = ["get"]
-
 _COMPILED: Final = {CompiledRef}
 
 

@@ -9,8 +9,6 @@ from crossfade.engines.machine import gpu_uuids, num_visible_gpus, visible_gpus
 from crossfade.errors import Failure
 from crossfade.topology import Topology, load_topology
 
-__all__ = ["known_links"]
-
 
 def known_links(session: Session, gpus: Mapping[str, tuple[int, ...]]) -> tuple[Topology | None, dict[int, str]]:
     """The topology that a graph is compiled for, and the UUIDs of the GPUs by index, as far as they are known.

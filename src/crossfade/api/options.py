@@ -12,8 +12,6 @@ from crossfade.api.accepted import check_names, check_timeout
 from crossfade.api.context import DAGContext
 from crossfade.hints import check_flag
 
-__all__ = ["CompileOptions"]
-
 _RAY_NAMES = {
     "_submit_timeout": "submit_timeout",
     "_max_inflight_executions": "max_inflight",

@@ -16,8 +16,6 @@ from crossfade.engines.stored import Stored
 from crossfade.errors import Failure, GetTimeoutError, SessionError
 from crossfade.interrupted import Held, brief, raise_held, uninterrupted, whole
 
-__all__ = ["CallRef", "CompiledRef", "Keeper", "Ref", "StoredRef", "put", "resolve"]
-
 
 class Ref:
     """A result that may not be there yet."""

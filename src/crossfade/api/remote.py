@@ -24,8 +24,6 @@ from crossfade.types import DRIVER
 if TYPE_CHECKING:
     from crossfade.api.session import Session
 
-__all__ = ["ActorClass", "ActorHandle", "ActorMethod", "get_actor", "kill", "method", "remote"]
-
 _NUM_RETURNS = "__crossfade_num_returns__"
 _OPTIONS = ("name", "num_cpus", "num_gpus", "resources", "get_if_exists", "runtime_env")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from crossfade.graph.nodes import ActorInfo
     from crossfade.topology import Topology
 
-__all__ = ["Session", "current", "init", "is_initialized", "require", "shutdown"]
-
 _ENGINES = ("local", "inline", "ray")
 _OPTIONS = ("engine", "spin_us", "num_cpus", "num_gpus", "resources", "log_to_driver", "ignore_reinit_error")
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from crossfade.interrupted import on_interrupt
 
-__all__ = ["install_answer", "release_signals", "take_signals"]
-
 
 class _Holder:
     """Holds the function that answers SIGUSR1."""

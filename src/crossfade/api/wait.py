@@ -10,8 +10,6 @@ from crossfade.api.refs import CompiledRef, Ref
 from crossfade.api.session import current
 from crossfade.interrupted import uninterrupted
 
-__all__ = ["wait", "wait_for"]
-
 
 @uninterrupted
 def wait(

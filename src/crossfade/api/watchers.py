@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["Watchers"]
-
 
 class Watchers:
     """The waits that ``nudge`` has to wake. ``is_missed``: one of them found a lock taken, and has to look again."""

@@ -38,8 +38,6 @@ from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Memory
 
-__all__ = ["GlooLink", "GlooReader", "GlooWriter"]
-
 _END = -1
 _ONE_PART_BYTES = 1 << 16
 _TAG = 0xC0FA

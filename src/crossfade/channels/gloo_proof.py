@@ -27,8 +27,6 @@ from crossfade.errors import ChannelError
 from crossfade.host.bulletin import Bulletin
 from crossfade.host.memory import Memory
 
-__all__ = ["KEY_BYTES", "MEET_S", "answer", "file_store", "open_gloo", "prove_all", "shared_key", "store_in"]
-
 _FileStore: Any = dist.FileStore  # type: ignore[attr-defined]
 _PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 _Store: Any = dist.Store  # type: ignore[attr-defined]

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from crossfade.channels.shm_ring import ShmWriter
 from crossfade.errors import ChannelError
 
-__all__ = ["Landing"]
-
 
 class Landing:
     """Where the values of a channel come down on the readers' host: the writing end of their ring."""

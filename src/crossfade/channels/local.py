@@ -9,8 +9,6 @@ from crossfade.channels.protocol import EMPTY, ChannelStatistics
 from crossfade.channels.values.codec import decode, message_of, undecodable
 from crossfade.errors import ChannelBroken, ChannelClosed
 
-__all__ = ["LocalReader", "LocalWriter", "open_local"]
-
 
 class _Ring:
     """What the ends share: one queue of encoded messages for each reader."""

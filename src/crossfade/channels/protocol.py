@@ -18,8 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-__all__ = ["EMPTY", "ChannelStatistics", "Empty", "Reader", "Writer"]
-
 
 class Empty:
     """The type of `EMPTY`."""

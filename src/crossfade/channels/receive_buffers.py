@@ -14,8 +14,6 @@ import torch
 
 from crossfade.interrupted import brief
 
-__all__ = ["ReceiveBuffers"]
-
 _REUSED_BYTES = 16 << 20
 
 

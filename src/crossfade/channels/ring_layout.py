@@ -9,11 +9,6 @@ from typing import Final, NamedTuple
 from crossfade.host.memory import address_of, align
 from crossfade.host.semaphore import SEMAPHORE_BYTES, init_semaphore
 
-__all__ = [
-    "ARRAY", "BYTES", "DESCRIPTION_AT", "HEAD_BYTES", "INLINE_BYTES", "MESSAGE", "PICKLE", "RECORD_BYTES", "REPLACED", "SIMPLE",
-    "SLOT_ARRAY", "SLOT_BYTES", "SLOT_MESSAGE", "TENSOR", "TENSOR_AHEAD", "RingBlock", "RingLayout", "format_ring",
-]  # fmt: skip
-
 RECORD_BYTES: Final = 1024
 INLINE_BYTES: Final = 1016  # behind the record's first word
 HEAD_BYTES: Final = 64  # the flags

@@ -30,9 +30,6 @@ from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Memory
 from crossfade.host.semaphore import FENCE_AFTER_POST, open_semaphore
 
-__all__ = ["Decode", "ReadRecord", "ShmReader"]
-
-
 _loads: Final = pickle.loads
 _simple: Final = marshal.loads
 _SLOT_KINDS: Final = frozenset({SLOT_BYTES, SLOT_MESSAGE, SLOT_ARRAY})

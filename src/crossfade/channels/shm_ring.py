@@ -56,8 +56,6 @@ from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, address_of
 from crossfade.host.semaphore import FENCE_AFTER_POST, full_fence, open_semaphore
 
-__all__ = ["READER_GONE", "WANTED", "WRITER_GONE", "CheckedWriter", "Post", "RingEnd", "ShmWriter", "silent"]
-
 # Bytes at the start of the block; each is set by one side only.
 WRITER_GONE: Final = 0
 READER_GONE: Final = 1

@@ -19,8 +19,6 @@ from crossfade.host.memory import PAGE_BYTES, Heap, Memory
 from crossfade.host.semaphore import open_semaphore
 from crossfade.interrupted import brief
 
-__all__ = ["Mapped", "ReaderSlots", "WriterSlots"]
-
 _T = TypeVar("_T")
 
 _ROTATION_BYTES = 2 << 20

@@ -28,8 +28,6 @@ from crossfade.channels.values.layout import Encoded, Pickled, encode
 from crossfade.channels.wire import Wire, padded
 from crossfade.errors import ChannelBroken, ChannelClosed
 
-__all__ = ["TcpReader", "TcpWriter"]
-
 _yield_core = os.sched_yield
 _MOMENT_MS = 1
 _LOOKS_A_PUMP = 8

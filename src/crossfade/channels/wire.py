@@ -36,8 +36,6 @@ from crossfade.errors import SessionError
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.tcp import Stream
 
-__all__ = ["Wire", "padded"]
-
 _HEAD = struct.Struct("<IIQ")
 _TOKENS, _END, _REFUSED = 100, 101, 102  # kinds that no record has
 

@@ -15,8 +15,6 @@ from crossfade.channels.wire import Wire
 from crossfade.host.doorbell import Bell
 from crossfade.host.semaphore import full_fence
 
-__all__ = ["Wires"]
-
 _PATIENCE_MS, _MOST_PATIENCE_MS = 1, 4
 """How long it leaves a connection to the party, twice as long each time: once woken it takes the interpreter from the party."""
 

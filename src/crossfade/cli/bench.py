@@ -18,8 +18,6 @@ from crossfade.cli.exits import WrongResult
 from crossfade.cli.measure import alone_us, in_flight_us, median, p99, show_us
 from crossfade.cli.shown import new_table
 
-__all__ = ["bench_hops"]
-
 NUM_ACTORS = 4
 NUM_INFLIGHT = 8
 PAUSE_S = 0.010

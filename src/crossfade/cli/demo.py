@@ -25,8 +25,6 @@ from crossfade.plan.picture import draw_timelines
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Timeline
 
-__all__ = ["fold_grid", "run_demo"]
-
 REWRITTEN = ("plan.txt", "timeline.svg", "overlap.svg")
 REPLACED = ("predicted.json", "measured.json")
 """The files: written where they are, and replaced by new ones."""

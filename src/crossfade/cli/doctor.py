@@ -24,8 +24,6 @@ from crossfade.profile.doctor.timeline import one_step
 from crossfade.profile.doctor.view import share
 from crossfade.profile.traces.reader import read_traces
 
-__all__ = ["examine"]
-
 _WRITERS = {".svg": draw_timelines, ".json": chrome_json}
 _MOST_REMARKS = 3
 _MOST_COLLECTIVES = 5

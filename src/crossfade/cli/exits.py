@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-__all__ = ["INTERRUPTED", "PROBLEM", "USERS_MISTAKE", "UsersMistake", "WrongResult", "told"]
+from typing import Self
 
 PROBLEM = 1
 USERS_MISTAKE = 2
@@ -18,6 +17,12 @@ class UsersMistake(Exception):
 
     def __init__(self, message: str, *, hint: str) -> None:
         super().__init__(f"{message}\nhint: {hint}")
+
+    @classmethod
+    def of(cls, error: Exception, before: str = "", *, hint: str = "see above") -> Self:
+        """What an error says, behind ``before``; ``hint`` is for those that have none."""
+        message, _, own = str(error).partition("\nhint: ")
+        return cls(f"{before}{message}", hint=own or hint)
 
 
 @contextmanager

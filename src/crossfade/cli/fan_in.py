@@ -33,8 +33,6 @@ from crossfade.schedule.workload import Workload
 from crossfade.topology import Topology, load_topology
 from crossfade.types import DRIVER
 
-__all__ = ["ON_CPU", "Burst", "FanIn", "Measured", "Parts", "Shares", "measure"]
-
 NUM_WORDS = 500_000
 NUM_PASSES = 20
 NUM_IN_BURST = 6

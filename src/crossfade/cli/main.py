@@ -28,8 +28,6 @@ import crossfade
 from crossfade.cli.exits import INTERRUPTED, PROBLEM, USERS_MISTAKE, UsersMistake, WrongResult
 from crossfade.errors import CrossfadeError, MissingDependency, TraceError
 
-__all__ = ["EngineName", "app"]
-
 app = typer.Typer(
     name="crossfade",
     help="Hides communication behind computation in graphs of actors, and shows how much it hid.",
@@ -192,12 +190,7 @@ def pipeline(
         from crossfade.cli.pipeline import show_pipeline
 
         show_pipeline(
-            target,
-            num_stages=stages,
-            num_microbatches=microbatches,
-            num_ranks=ranks,
-            device=device,
-            topology=topology,
+            target, num_stages=stages, num_microbatches=microbatches, num_ranks=ranks, device=device, topology=topology
         )
 
 

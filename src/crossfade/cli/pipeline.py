@@ -5,16 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crossfade.cli.bounds import print_bounds
 from crossfade.cli.exits import UsersMistake
-from crossfade.cli.figures import read_cluster
-from crossfade.cli.target import call_target, describe
+from crossfade.cli.shown import print_bounds
+from crossfade.cli.target import call_target, describe, read_cluster
 from crossfade.errors import GraphError, MissingDependency
 
 if TYPE_CHECKING:
     from crossfade.pipelines.predict import Prediction
-
-__all__ = ["show_pipeline"]
 
 
 def show_pipeline(
@@ -40,7 +37,7 @@ def show_pipeline(
     try:
         cut = split(module, example_inputs, num_stages, device=device or None)
     except GraphError as error:
-        raise _mistake(f"the module of {target} cannot be cut", error) from None
+        raise UsersMistake.of(error, f"the module of {target} cannot be cut: ") from None
     print(cut)
     print(f"\npredicted, for a step of {num_microbatches} microbatches, without the optimizer:\n")
     rows = [["schedule", "ranks", "step", "bubble", "memory", "exposed"]]
@@ -71,8 +68,3 @@ def _taken_apart(made: Any, target: str, kind: type) -> tuple[Any, Any]:
     if not isinstance(made[0], kind):
         raise UsersMistake(f"{target}() returned {describe(made[0])} first, which is no torch.nn.Module", hint=hint)
     return made[0], made[1]
-
-
-def _mistake(what: str, error: GraphError) -> UsersMistake:
-    message, _, hint = str(error).partition("\nhint: ")
-    return UsersMistake(f"{what}: {message}", hint=hint or "see above")

@@ -11,10 +11,9 @@ import crossfade
 from crossfade.api import CompiledGraph
 from crossfade.api.elsewhere import init_elsewhere, plan_elsewhere
 from crossfade.api.options import CompileOptions
-from crossfade.cli.bounds import print_bounds
 from crossfade.cli.exits import UsersMistake, told
-from crossfade.cli.figures import read_cluster, read_figures
-from crossfade.cli.target import call_target, describe
+from crossfade.cli.shown import print_bounds
+from crossfade.cli.target import call_target, describe, read_cluster, read_figures
 from crossfade.errors import ActorStartError, GraphError
 from crossfade.graph.nodes import MultiOutputNode, Node
 from crossfade.plan.picture import draw_timelines
@@ -25,8 +24,6 @@ from crossfade.schedule.cost import CostModel
 from crossfade.schedule.simulate import simulate
 from crossfade.schedule.workload import Workload
 from crossfade.topology import Topology, load_topology
-
-__all__ = ["load_graph", "show_plan"]
 
 MOST_ACTIONS_SHOWN = 500
 """Plans with more actions are not printed."""
@@ -43,18 +40,7 @@ def show_plan(
     costs: Path | None = None,
     is_json: bool = False,
 ) -> None:
-    """Prints the plan of the graph that a function returns, and what the simulator expects of it.
-
-    Args:
-        target: what the user wrote, ``module:function``.
-        max_inflight: how many executions may be under way.
-        overlap: whether receives start early and sends trail.
-        svg: where a picture of the predicted timeline goes.
-        topology: a file that describes the cluster for which it is; None for this machine.
-        workload: a file that says how long methods take and how large values are.
-        costs: a file with a cost model, as `CostModel.to_json` writes it.
-        is_json: print the prediction as JSON, and nothing else.
-    """
+    """Prints the plan of the graph that ``module:function`` returns, and what the simulator expects of it: see `main.plan`."""
     if svg is not None and not svg.name.lower().endswith(".svg"):
         raise UsersMistake(f"the picture is an SVG, not what {svg} is named for", hint="name a file that ends in .svg")
     cluster = None if topology is None else read_cluster(topology)
@@ -68,7 +54,7 @@ def show_plan(
         try:
             plan = plan_elsewhere(node, cluster, options)
         except GraphError as error:
-            raise _cannot_be_compiled(target, error) from None
+            raise UsersMistake.of(error, f"the graph of {target} cannot be compiled: ") from None
         model = replace(model, topology=cluster)
         _predict(target, plan, given or work, model, svg, is_json=is_json, cluster=cluster)
         return
@@ -94,8 +80,7 @@ def _predict(
     try:
         workload.check_names(plan)
     except ValueError as error:
-        message, _, hint = str(error).partition("\nhint: ")
-        raise UsersMistake(message, hint=hint) from None
+        raise UsersMistake.of(error) from None
     one, bounds = predict_bounds(plan, workload, costs)
     num_actions = sum(map(len, plan.programs.values()))
     if is_json:
@@ -123,11 +108,7 @@ def _predict(
 
 
 def _counted(plan: Plan, cluster: Topology | None) -> str:
-    counts = [
-        (len(plan.nodes), "method call"),
-        (len(plan.programs) - 1, "actor"),
-        (len(plan.channels), "channel"),
-    ]
+    counts = [(len(plan.nodes), "method call"), (len(plan.programs) - 1, "actor"), (len(plan.channels), "channel")]
     calls, actors, channels = (f"{number:,} {name}{'' if number == 1 else 's'}" for number, name in counts)
     text = f"{calls} on {actors}, {channels}"
     if cluster is not None:
@@ -143,30 +124,22 @@ def load_graph(target: str) -> tuple[Node | MultiOutputNode, Workload | None]:
     node and a workload.
     """
     made = call_target(target, example="my_package.my_module:make_graph", returns="a node")
-    node, workload = made if _is_pair(made) else (made, None)
+    is_pair = isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Workload)
+    node, workload = made if is_pair else (made, None)
     if isinstance(node, Node | MultiOutputNode):
         return node, workload
     raise UsersMistake(f"{target}() returned {describe(made)}, which is no node of a graph", hint=_hint_for(made))
-
-
-def _is_pair(made: object) -> bool:
-    return isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Workload)
 
 
 def _compile(node: Node | MultiOutputNode, target: str, options: CompileOptions) -> CompiledGraph:
     try:
         graph: CompiledGraph = node.compile(max_inflight=options.max_inflight, overlap=options.overlap)
     except GraphError as error:
-        raise _cannot_be_compiled(target, error) from None
+        raise UsersMistake.of(error, f"the graph of {target} cannot be compiled: ") from None
     except ActorStartError as error:
         headline = str(error).partition("\n")[0]
         raise UsersMistake(headline, hint="this command runs constructors, so they must succeed") from None
     return graph
-
-
-def _cannot_be_compiled(target: str, error: GraphError) -> UsersMistake:
-    message, _, hint = str(error).partition("\nhint: ")
-    return UsersMistake(f"the graph of {target} cannot be compiled: {message}", hint=hint or "see above")
 
 
 def _hint_for(made: object) -> str:

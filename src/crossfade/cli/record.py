@@ -13,8 +13,6 @@ import crossfade
 from crossfade.cli.exits import UsersMistake
 from crossfade.errors import MissingDependency
 
-__all__ = ["record_script"]
-
 
 def record_script(
     script: Path, arguments: Sequence[str], folder: Path, *, num_skipped: int, num_steps: int, with_stack: bool

@@ -1,4 +1,4 @@
-"""The argument ``MODULE:FUNCTION`` of commands: the user's module is imported, and the function called."""
+"""What users hand to commands: files of figures, and ``MODULE:FUNCTION``, whose module is imported and the function called."""
 
 from __future__ import annotations
 
@@ -9,24 +9,45 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import crossfade
 from crossfade.cli.exits import UsersMistake, told
 from crossfade.errors import MissingDependency
+from crossfade.schedule.cost import CostModel
+from crossfade.schedule.workload import Workload
+from crossfade.topology import Topology
 
-__all__ = ["call_target", "describe"]
+_Figures = TypeVar("_Figures", Topology, CostModel, Workload)
+
+
+def read_figures(kind: type[_Figures], path: Path) -> _Figures:
+    """Reads what ``to_json`` of such figures wrote, or a person did."""
+    with told(f"cannot read {path}", hint="name a file that exists"):
+        text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        return kind.from_json(text)
+    except ValueError as error:
+        raise UsersMistake.of(error, f"{path}: ", hint="the file is JSON") from None
+
+
+def read_cluster(path: Path) -> Topology:
+    """Reads the description of a cluster. One of a single host's links describes no hosts, and is refused."""
+    found = read_figures(Topology, path)
+    if not found.hosts:
+        raise UsersMistake(
+            f"{path} describes no hosts",
+            hint="add 'hosts' to it, as docs/clusters.md shows; what was measured stands for each",
+        )
+    return found
+
 
 MISSING_HINT = "install what is missing into the environment of this command"
 
 
 def call_target(target: str, *, example: str, returns: str) -> Any:
-    """Imports the module of ``module:function``, from the current directory too, and returns what the function returns.
-
-    Args:
-        target: what the user wrote.
-        example: of such an argument, for hints.
-        returns: what the function should return, in words.
+    """Imports the module of ``module:function``, from the current directory too, and returns what the function returns. Hints have
+    an ``example`` of such an argument, and say in words what the function ``returns``.
     """
     module_name, colon, function_name = target.partition(":")
     if not colon or not module_name or not function_name:

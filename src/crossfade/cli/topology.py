@@ -21,8 +21,6 @@ from crossfade.profile.crew import Crew, Processes
 from crossfade.profile.steps import TRANSPORTS, steps_for
 from crossfade.topology import Crowd, Link, Topology, load_topology, save_topology, topology_path
 
-__all__ = ["bar", "measure_topology", "run_steps", "show_file", "show_topology"]
-
 BAR_WIDTH = 12
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 

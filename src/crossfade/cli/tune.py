@@ -14,14 +14,12 @@ from crossfade.cli.exits import UsersMistake
 from crossfade.cli.measure import show_us
 from crossfade.cli.shown import new_progress, new_table
 from crossfade.errors import DeviceError, MissingDependency
-from crossfade.ops.calls.shape import Layout, Operator, Shape
+from crossfade.ops.calls.job import Layout, Operator, Shape
 from crossfade.ops.choice.cache import Decision
 from crossfade.ops.choice.candidate import PLAIN
 from crossfade.ops.choice.tune import Tuner
 from crossfade.ops.tuning import open_tuner
 from crossfade.peers.group import PeerGroup, open_group
-
-__all__ = ["fill", "local_rank_of", "parse_shapes", "tune_here"]
 
 COMMAND = "torchrun --nproc-per-node 4 -m crossfade tune 8192,8192,7168"
 
@@ -74,8 +72,7 @@ def parse_shapes(texts: Sequence[str], dtype: str, layout: str) -> Callable[[str
     try:
         shapes("", 1)
     except ValueError as error:
-        message, _, hint = str(error).partition("\nhint: ")
-        raise UsersMistake(message, hint=hint) from None
+        raise UsersMistake.of(error) from None
     return shapes
 
 

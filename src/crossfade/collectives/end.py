@@ -14,8 +14,6 @@ from crossfade.collectives.terms import Terms
 from crossfade.device.recorded import Around
 from crossfade.errors import ChannelBroken, ChannelClosed
 
-__all__ = ["GroupCollective"]
-
 
 class GroupCollective:
     """Collective ``number`` of the plan, in which this party has the given rank and gets so many values.

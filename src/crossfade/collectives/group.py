@@ -51,8 +51,6 @@ from crossfade.edges.life import Action, Event, Life, State
 from crossfade.errors import ChannelBroken, ChannelError, CrossfadeError
 from crossfade.types import CollectiveKind
 
-__all__ = ["Group"]
-
 _STAGED = STAGED.encode()
 _SLICE_S = 0.05
 _PAUSE_S = 0.0005

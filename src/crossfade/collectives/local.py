@@ -9,8 +9,6 @@ from crossfade.channels.protocol import ChannelStatistics
 from crossfade.collectives.terms import Offer, Terms, conclude, make_offer, reference
 from crossfade.errors import ChannelBroken, ChannelClosed
 
-__all__ = ["LocalCollective", "open_local_collective"]
-
 
 class _Rendezvous:
     """The parties' offers that are not matched yet, and results that are not taken yet."""

@@ -27,8 +27,6 @@ from crossfade.host.memory import Memory
 from crossfade.host.processes import Alive, open_pidfd
 from crossfade.types import CollectiveKind, ReduceOp, Transport
 
-__all__ = ["host_context", "open_group"]
-
 _HOST_WAIT_S = 60.0
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

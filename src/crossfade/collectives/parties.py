@@ -8,8 +8,6 @@ from crossfade.host.bulletin import FarAlive
 from crossfade.host.doorbell import Bell
 from crossfade.host.processes import Alive
 
-__all__ = ["Parties"]
-
 
 class Parties:
     """All parties, in the order of ranks. ``bells`` are the doorbells of those of this host, ``alive`` says who is not."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from crossfade.collectives.table import Part
     from crossfade.collectives.terms import Terms
 
-__all__ = ["Caller", "Collective", "Mover"]
-
 
 class Collective(Protocol):
     """One party's end of a collective: what several parties do together, each with values of its own.

@@ -23,8 +23,6 @@ from crossfade.errors import ChannelError
 from crossfade.host.bulletin import Bulletin
 from crossfade.host.memory import Memory
 
-__all__ = ["Rendezvous"]
-
 _LOOK_S = 0.001
 
 

@@ -11,8 +11,6 @@ import torch
 from crossfade.device.borrowed import device_of
 from crossfade.device.context import DeviceContext
 
-__all__ = ["GroupStreams"]
-
 
 class GroupStreams:
     """The stream on which a group's tensors are moved, and one more for results that are only forwarded."""

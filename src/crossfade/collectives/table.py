@@ -36,8 +36,6 @@ from crossfade.errors import ChannelError
 from crossfade.host.memory import PAGE_BYTES, Memory, align
 from crossfade.host.semaphore import full_fence, init_semaphore, open_semaphore
 
-__all__ = ["RECORD_BYTES", "End", "Message", "Part", "RendezvousTable", "Status", "part_bytes"]
-
 RECORD_BYTES = 512
 _LONG_BYTES = 1 << 30
 _HEAD = struct.Struct("<qqq")

@@ -12,8 +12,6 @@ from crossfade.collectives.terms import Offer, Terms, make_offer, result_shape
 from crossfade.errors import Failure
 from crossfade.types import CollectiveKind
 
-__all__ = ["Task"]
-
 
 @dataclass(slots=True, eq=False)
 class Task:

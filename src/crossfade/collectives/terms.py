@@ -23,23 +23,6 @@ from crossfade.channels.values.tensors import is_dense
 from crossfade.errors import Failure
 from crossfade.types import CollectiveKind, ReduceOp
 
-__all__ = [
-    "STAGED",
-    "WHOLE_NUMBERS",
-    "Offer",
-    "Terms",
-    "conclude",
-    "finish_reduction",
-    "layout_of",
-    "make_offer",
-    "reduce_in_order",
-    "reduced_dtype",
-    "reference",
-    "result_shape",
-    "shard",
-    "staged_in",
-]
-
 _CPU = torch.device("cpu")
 STAGED = " on the CPU"  # marks a tensor in a layout that is copied to the device first, and its result back
 WHOLE_NUMBERS = (

@@ -22,8 +22,6 @@ from crossfade.errors import MissingDependency
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TensorMaker", "device_of", "tensor_on", "torch_or_raise"]
-
 
 def torch_or_raise() -> Any:
     """The module torch, or a `MissingDependency`."""

@@ -15,19 +15,6 @@ from crossfade.device.cuda_bindings import bindings, check
 from crossfade.errors import DeviceError
 from crossfade.topology import Device, Link, LinkKind, Topology
 
-__all__ = [
-    "GOOD_CONNECTIONS",
-    "Facts",
-    "Finding",
-    "Severity",
-    "check_pairs",
-    "judge",
-    "read_facts",
-    "read_topology",
-    "require",
-]
-
-
 DEFAULT_CONNECTIONS, GOOD_CONNECTIONS = 8, 32
 """Hardware queues of a process's streams: what CUDA makes unasked, and the most that it makes."""
 

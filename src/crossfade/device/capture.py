@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 
 from crossfade.device.driver import Driver
 
-__all__ = ["Replay", "capture"]
-
 
 class Replay:
     """A captured program."""

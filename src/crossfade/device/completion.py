@@ -9,8 +9,6 @@ from collections.abc import Iterable
 
 from crossfade.device.driver import Driver
 
-__all__ = ["CompletionMark"]
-
 
 class CompletionMark:
     """The last operation that one user gave each of its streams, which others may use as well."""

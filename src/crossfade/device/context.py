@@ -14,8 +14,6 @@ from crossfade.device.tensors import current_stream
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DeviceContext", "source_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceContext:

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from crossfade.device.driver import Driver
 
-__all__ = ["EDGE_BYTES", "Piece", "cut", "enqueue", "in_turn", "stagger"]
-
 EDGE_BYTES = 16
 
 _WORTH_AN_EDGE_BYTES = 64 << 10  # below this a separate head costs more than it saves

@@ -21,8 +21,6 @@ from crossfade.device.ledger import Ledger
 from crossfade.errors import DeviceError
 from crossfade.host.memory import PAGE_BYTES, Memory, address_of, align
 
-__all__ = ["CudaDriver", "CudaHostRange"]
-
 _WORD = struct.Struct("<I")
 _HANDLE_BYTES = 64
 _NOT_READY = 600

@@ -7,8 +7,6 @@ from typing import Any
 
 from crossfade.errors import DeviceError, MissingDependency
 
-__all__ = ["Handles", "bindings", "check", "relax_captures"]
-
 _MOST_HANDLES = 4096
 
 

@@ -21,8 +21,6 @@ from typing import NamedTuple, Protocol
 from crossfade.device.ledger import Ledger
 from crossfade.host.memory import Memory
 
-__all__ = ["HOST", "Allocation", "DeviceMemory", "Driver", "HostRange", "TimedDriver"]
-
 HOST = -1
 """The device of a driver whose memory is the host's own."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from crossfade.device.driver import Driver
 from crossfade.interrupted import brief
 
-__all__ = ["EventPool", "PooledEvent"]
-
 
 class PooledEvent:
     """An event behind all that a stream was given up to some point. It goes back to its pool when it dies, in any thread."""

@@ -27,8 +27,6 @@ from crossfade.errors import ChannelTimeout, DeviceError
 from crossfade.host.memory import Memory, address_of, align
 from crossfade.host.semaphore import full_fence
 
-__all__ = ["HostDriver", "SharedRange"]
-
 _NUM_YIELDS = 50
 _PAUSE_S = 0.0001
 _HINT = "the other side has to enqueue what is waited for before the wait"

@@ -22,8 +22,6 @@ from crossfade.device.ledger import Ledger
 from crossfade.errors import DeviceError
 from crossfade.host.memory import PAGE_BYTES, Heap, Memory, address_of, align
 
-__all__ = ["HostMemories", "HostMemory"]
-
 _HANDLE = struct.Struct("<IIQ16s")
 _KEY_BYTES = 16
 Pin: TypeAlias = Callable[[Memory, int], HostRange]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from itertools import count
 
-__all__ = ["Ledger"]
-
 
 class Ledger:
     """Everything that was taken and not given back.

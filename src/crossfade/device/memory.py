@@ -17,8 +17,6 @@ from crossfade.device.driver import DeviceMemory
 from crossfade.errors import DeviceError
 from crossfade.host.memory import align
 
-__all__ = ["BLOCK_BYTES", "Block", "OpenedMemory", "Pool"]
-
 BLOCK_BYTES = 2 << 20
 """An exported handle always covers whole pages of this size, so blocks are multiples of it: nothing else is exposed with them."""
 

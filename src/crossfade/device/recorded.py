@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-__all__ = ["Around", "Begin", "Recorded", "Site"]
-
 Begin: TypeAlias = Callable[[int], Callable[[int], None]]  # `Around`, where the execution is settled
 
 

@@ -13,22 +13,6 @@ from typing import TypeAlias
 
 from crossfade.errors import ChannelError
 
-__all__ = [
-    "Announced",
-    "ChunksEnqueued",
-    "ChunksFreeEnqueued",
-    "Enqueued",
-    "Finished",
-    "FreeEnqueued",
-    "Offer",
-    "Record",
-    "Refused",
-    "Retired",
-    "Wanted",
-    "pack",
-    "unpack",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:

@@ -27,8 +27,6 @@ from dataclasses import dataclass
 from crossfade.device.records import Offer
 from crossfade.device.signals import Counter, SignalBoard
 
-__all__ = ["NUM_GROUPS", "RingStatistics", "num_signals", "ring_signals"]
-
 NUM_GROUPS = 8  # generations of slots that can exist at once: each has signals of its own on the board
 
 

@@ -18,8 +18,6 @@ from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError, DeviceE
 from crossfade.host.memory import align
 from crossfade.interrupted import brief
 
-__all__ = ["Lease", "Leased", "RingReceiver"]
-
 _getpid = os.getpid
 
 _SLOT_ALIGN_BYTES = 512

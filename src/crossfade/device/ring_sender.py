@@ -17,8 +17,6 @@ from crossfade.device.ring import RingStatistics, ring_signals
 from crossfade.device.signals import Counter, SignalBoard
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError, DeviceError
 
-__all__ = ["RingSender"]
-
 
 class _Target:
     """A generation, as the sender sees it."""

@@ -29,17 +29,6 @@ from typing import Protocol
 from crossfade.device.driver import Driver, HostRange
 from crossfade.host.memory import Memory
 
-__all__ = [
-    "CLEAR",
-    "SET",
-    "WORD_BYTES",
-    "Counter",
-    "HostBoard",
-    "Releasable",
-    "Signal",
-    "SignalBoard",
-]
-
 CLEAR, SET = 0, 1
 _MASK, _HALF = 0xFFFF_FFFF, 0x8000_0000
 

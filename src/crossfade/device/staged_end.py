@@ -17,8 +17,6 @@ from crossfade.device.staged_layout import StagedLayout
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError, DeviceError
 from crossfade.host.memory import Memory
 
-__all__ = ["Rest", "StagedEnd", "StagedStreams"]
-
 
 class StagedStreams(NamedTuple):
     """The streams of one end. All of them may be one."""

@@ -36,8 +36,6 @@ from math import sqrt
 from crossfade.device.signals import WORD_BYTES
 from crossfade.host.memory import PAGE_BYTES, align
 
-__all__ = ["Cut", "StagedLayout", "pipeline_us"]
-
 
 class Cut(StrEnum):
     """How a value is cut."""

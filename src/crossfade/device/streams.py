@@ -14,8 +14,6 @@ from crossfade.device.driver import Driver
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Role", "Streams"]
-
 
 class Role(StrEnum):
     """What a stream is for."""

@@ -20,14 +20,6 @@ from crossfade.device.ring_sender import RingSender
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "TensorReceiver",
-    "TensorSender",
-    "current_stream",
-    "load_kernels",
-    "stream_getter",
-]
-
 
 def current_stream(device: int) -> int:
     """The stream on which torch computes now; 0 for the host, where the caller is the stream."""

@@ -22,8 +22,6 @@ from functools import partial
 from crossfade.device.driver import Driver
 from crossfade.device.signals import Releasable
 
-__all__ = ["DeathReport", "Watchdog"]
-
 _PAUSE_S = 0.0005
 _LIMIT_S = 1.5
 _KEEP_S = 0.02

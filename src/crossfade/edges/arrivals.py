@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from crossfade.channels.values.device_codec import Make
 
-__all__ = ["Arrivals", "Arriving", "Coming", "Requests", "put_together"]
-
 
 class Arriving:
     """One value's part that comes to one device: ``size_bytes`` of it, into ``buffer``."""

@@ -31,8 +31,6 @@ from crossfade.edges.host_copies import Joiner
 from crossfade.errors import ChannelBroken, Failure
 from crossfade.host.semaphore import open_semaphore
 
-__all__ = ["IncomingByCommunicator", "OutgoingByCommunicator", "call"]
-
 
 def call(communicator: Any, method: str, what: str, *args: Any) -> Any:
     """Calls a method of a user-defined communicator, for ``what`` (named in the error if it is not empty). Raises a `ChannelBroken`

@@ -48,8 +48,6 @@ from crossfade.errors import CrossfadeError, DeviceError
 from crossfade.host.doorbell import Bell
 from crossfade.host.semaphore import FENCE_AFTER_POST, full_fence
 
-__all__ = ["MOST_KINDS", "NEW", "NOTE", "NUMBER", "UNUSED", "OutgoingCopies"]
-
 NUMBER = struct.Struct("<I")
 NOTE = struct.Struct("<IIQ")  # of each lane: the generation and the slot of its part of the value, and its length
 

@@ -26,8 +26,6 @@ from crossfade.edges.layout import Lanes
 from crossfade.errors import ChannelBroken, ChannelError
 from crossfade.host.doorbell import Bell
 
-__all__ = ["IncomingCopies"]
-
 _MOST_KNOWN = 256
 _NUM_LOOKS = 400  # 25 us, in which a writer that runs has enqueued
 

@@ -42,8 +42,6 @@ from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
 from crossfade.host.semaphore import FENCE_AFTER_POST, full_fence
 
-__all__ = ["IncomingFromHost", "OutgoingToHost", "open_from_host", "open_to_host"]
-
 
 class _Telling:
     """Notifies a ring's readers of values in their order, some of them later. Takes the place of `ShmWriter.posts`."""

@@ -25,8 +25,6 @@ from crossfade.edges.nccl_link import NcclLink
 from crossfade.edges.sources import Sources, cannot_send
 from crossfade.errors import ChannelBroken, DeviceError
 
-__all__ = ["IncomingNccl", "OutgoingNccl"]
-
 _NOTE = struct.Struct("<Q")
 """Of each reader, of each of the writer's devices: the value's number in that lane of the link, counted from 1; 0 for none."""
 

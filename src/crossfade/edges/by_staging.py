@@ -40,8 +40,6 @@ from crossfade.errors import ChannelBroken, DeviceError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Memory
 
-__all__ = ["Chunks", "IncomingChunks", "OutgoingChunks", "make_streams", "staged_streams"]
-
 _NOTE = struct.Struct("<Q")  # of each of the writer's devices: how many bytes of the value come from there
 
 

@@ -28,8 +28,6 @@ from crossfade.device.signals import Releasable
 if TYPE_CHECKING:
     from crossfade.edges.arrivals import Coming, Requests
 
-__all__ = ["Incoming", "Outgoing"]
-
 
 class Outgoing:
     """Carries the tensors of a writer's values to all its readers.

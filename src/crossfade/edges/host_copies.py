@@ -34,8 +34,6 @@ from crossfade.edges.publisher import Publisher
 from crossfade.errors import DeviceError
 from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell
 
-__all__ = ["CopiesIn", "HostCopies", "Joiner"]
-
 _NOBODY: Mapping[int, Begin] = {}
 
 

@@ -26,8 +26,6 @@ from crossfade.host.mailbox import Mailbox, Outbox
 from crossfade.host.memory import address_of
 from crossfade.host.semaphore import open_semaphore
 
-__all__ = ["LaneReader", "LaneWriter", "Post"]
-
 
 class Post:
     """The records of one side of a lane: takes the other side's, and sends its own. One thread uses it."""

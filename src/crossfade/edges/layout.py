@@ -17,8 +17,6 @@ from crossfade.host.mailbox import MailboxShape
 from crossfade.host.memory import address_of, align
 from crossfade.host.semaphore import SEMAPHORE_BYTES, init_semaphore
 
-__all__ = ["MAILBOX", "DeviceLayout", "Lanes", "format_lanes"]
-
 MAILBOX = MailboxShape(num_letters=16, letter_bytes=128)
 
 

@@ -23,8 +23,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["TABLE", "Action", "Event", "Life", "State"]
-
 
 class State(StrEnum):
     """Where a life stands; the head of this file draws it."""

@@ -38,8 +38,6 @@ from crossfade.host.bulletin import Bulletin
 from crossfade.host.memory import Memory
 from crossfade.host.tcp import let_nccl_meet_at
 
-__all__ = ["Group", "GroupFactory", "NcclLink", "nccl_group"]
-
 _WRITER, _READER = 0, 1
 _TAG = 0
 _GRACE_S = 2.0  # how long a link that closes waits for what is under way

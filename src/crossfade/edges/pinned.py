@@ -20,8 +20,6 @@ from crossfade.device.events import EventPool, PooledEvent
 from crossfade.errors import DeviceError
 from crossfade.host.memory import Heap, Memory, address_of
 
-__all__ = ["PinnedReaderSlots", "PinnedWriterSlots", "Pins", "has_come"]
-
 
 class Pins:
     """Host memory that is pinned for the devices of this process. (What is pinned for one is for all.)"""

@@ -27,8 +27,6 @@ from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell
 from crossfade.host.semaphore import full_fence
 from crossfade.host.timer import Timer
 
-__all__ = ["Done", "Publisher"]
-
 Done = Callable[[DeviceError | None], None]
 """Told that the device has come to it, or why it never will. Must not block or raise."""
 

@@ -10,8 +10,6 @@ from crossfade.channels.shm_reader import ShmReader
 from crossfade.edges.arrivals import Coming
 from crossfade.edges.carrier import Incoming
 
-__all__ = ["DeviceReader"]
-
 
 class DeviceReader:
     """Reads values: the message from the ring, the tensors by the carrier.

@@ -11,8 +11,6 @@ from crossfade.device.context import DeviceContext, source_of
 from crossfade.edges.carrier import Outgoing
 from crossfade.errors import ChannelBroken, CrossfadeError, Failure
 
-__all__ = ["Sources", "cannot_send", "places_from", "short_failure"]
-
 _MOST_CHARACTERS = 240
 
 

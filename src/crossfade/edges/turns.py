@@ -34,8 +34,6 @@ from crossfade.device.signals import Counter
 from crossfade.host.doorbell import Bell
 from crossfade.host.semaphore import FENCE_AFTER_POST, full_fence
 
-__all__ = ["PROGRESS_BYTES", "Progress", "TurnRules", "Turns"]
-
 PROGRESS_BYTES = 64
 """Room for a lane's word, and for the byte with which those after it ask to be rung; a cache line of its own."""
 

@@ -12,8 +12,6 @@ from crossfade.channels.values.device_codec import Split
 from crossfade.edges.carrier import Outgoing
 from crossfade.errors import CrossfadeError, Failure
 
-__all__ = ["DeviceWriter"]
-
 
 class DeviceWriter:
     """Writes values: the message into the ring, which the carrier has, the tensors by the carrier."""

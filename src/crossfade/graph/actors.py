@@ -13,8 +13,6 @@ from typing import Any
 from crossfade.graph.arguments import brief
 from crossfade.hints import nearest
 
-__all__ = ["CONSTRUCTOR", "ActorInfo", "Signatures", "Takes", "unknown_method"]
-
 CONSTRUCTOR = ""
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _ANYTHING = [Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD]

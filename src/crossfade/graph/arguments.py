@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 
 from crossfade.errors import GraphError
 
-__all__ = ["MAX_DEPTH", "brief", "find_hidden", "leaves", "snapshot"]
-
 MAX_DEPTH = 100
 """How deep containers may be nested in one another."""
 

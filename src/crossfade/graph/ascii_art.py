@@ -16,8 +16,6 @@ from collections.abc import Iterator, Sequence
 from crossfade.graph.check import CheckedGraph
 from crossfade.graph.layout import Layout, Picture, lay_out, picture_of, place
 
-__all__ = ["MAX_DRAWN_NODES", "to_ascii"]
-
 MAX_DRAWN_NODES = 200
 MAX_COLUMNS = 160
 GAP = 3

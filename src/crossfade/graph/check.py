@@ -35,8 +35,6 @@ from crossfade.graph.unread import Trace, next_order
 from crossfade.hints import nearest
 from crossfade.types import DRIVER
 
-__all__ = ["CheckedGraph", "check"]
-
 MAX_SHOWN_NODES = 6
 
 

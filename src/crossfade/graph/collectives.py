@@ -32,8 +32,6 @@ from crossfade.hints import nearest
 from crossfade.interrupted import brief
 from crossfade.types import CollectiveKind, ReduceOp, Transport
 
-__all__ = ["CollectiveNode", "CollectiveOutput", "bind_collective"]
-
 TRANSPORTS = (Transport.AUTO, Transport.GLOO, Transport.COPY, Transport.ACCELERATOR, Transport.NCCL)
 MAX_SHOWN_ACTORS = 4
 

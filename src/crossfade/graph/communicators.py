@@ -7,8 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-__all__ = ["CPUCommunicator", "Communicator", "TorchTensorAllocator"]
-
 TorchTensorAllocator: TypeAlias = Callable[[tuple[int, ...], Any], Any]
 """Makes a new tensor from (shape, dtype)."""
 

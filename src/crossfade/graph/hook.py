@@ -7,8 +7,6 @@ from typing import Any
 
 from crossfade.errors import SessionError
 
-__all__ = ["Compiler", "compiler", "install_compiler"]
-
 Compiler = Callable[..., Any]
 """Called with the output of the graph, and options as keyword arguments; returns the compiled graph."""
 

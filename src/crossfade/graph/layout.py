@@ -17,8 +17,6 @@ from crossfade.graph.collectives import CollectiveNode, CollectiveOutput
 from crossfade.graph.nodes import MethodNode, Node, OutputNode, label_of
 from crossfade.types import DRIVER
 
-__all__ = ["Box", "Edge", "Layout", "Picture", "lay_out", "picture_of", "place"]
-
 NUM_SWEEPS = 4
 TOGETHER = "(collectives)"
 """Whose boxes collectives are: no actor's alone."""

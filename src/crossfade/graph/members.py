@@ -10,8 +10,6 @@ from crossfade.graph.communicators import Communicator
 from crossfade.graph.nodes import ActorInfo
 from crossfade.types import CollectiveKind
 
-__all__ = ["check_collective", "members_of"]
-
 
 def members_of(communicator: Communicator) -> tuple[ActorInfo, ...]:
     """Returns the actors of a communicator's group, in the order of their ranks. Raises a `GraphError` if it is not valid."""

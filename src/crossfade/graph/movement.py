@@ -6,8 +6,6 @@ from crossfade.graph.communicators import Communicator, CPUCommunicator
 from crossfade.hints import check_flag
 from crossfade.types import TargetDevice, Transport
 
-__all__ = ["RAYS_CPU", "asked_transport", "promised", "target_device_of"]
-
 RAYS_CPU = "cpu"
 """``TorchTensorType.CPU``."""
 

@@ -12,8 +12,6 @@ from crossfade.graph.movement import asked_transport, promised, target_device_of
 from crossfade.graph.unread import Trace, next_order
 from crossfade.types import TargetDevice
 
-__all__ = ["Node"]
-
 
 class Node:
     """One value of a graph. Nodes are equal, and hash, by identity.

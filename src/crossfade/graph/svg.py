@@ -15,8 +15,6 @@ from crossfade.graph.check import CheckedGraph
 from crossfade.graph.layout import Box, Edge, Layout, Picture, lay_out, picture_of, place
 from crossfade.types import DRIVER
 
-__all__ = ["COLOURS", "DRIVER_COLOUR", "colours_of", "to_svg"]
-
 MARGIN = 20.0
 LETTER_WIDTH = 7.4
 """The widest that letters of ``FONT_SIZE`` are on average, in the fonts named below."""

@@ -9,9 +9,6 @@ from crossfade.graph.movement import RAYS_CPU, promised
 from crossfade.hints import nearest
 from crossfade.types import Transport
 
-__all__ = ["TorchTensorType"]
-
-
 _NAMES = ("transport", "device", "_static_shape", "_direct_return", "static_shape", "direct_return")
 _ALL = f"it takes {', '.join(_NAMES[:4])}"
 _INSTEAD = dict.fromkeys(

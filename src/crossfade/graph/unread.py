@@ -16,8 +16,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Trace", "leave_trace", "next_order"]
-
 _orders = itertools.count()
 
 

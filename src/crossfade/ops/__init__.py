@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from crossfade.ops.ahead import prepare, prepare_call
     from crossfade.ops.calls.counts import gather_counts
-    from crossfade.ops.calls.shape import Shape
+    from crossfade.ops.calls.job import Shape
     from crossfade.ops.choice.candidate import Candidate
     from crossfade.ops.gradients.backward import reserve_scratch
     from crossfade.ops.layers import regions
@@ -73,7 +73,7 @@ __all__ = [
 _FILES = {
     "ahead": "prepare prepare_call",
     "calls.counts": "gather_counts",
-    "calls.shape": "Shape",
+    "calls.job": "Shape",
     "choice.candidate": "Candidate",
     "gradients.backward": "reserve_scratch",
     "layers.linear": "ColumnParallelLinear RowParallelLinear",

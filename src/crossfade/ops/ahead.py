@@ -8,22 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.ops.calls.counts import Counts
-from crossfade.ops.calls.job import layout_of, refuse_in_capture
-from crossfade.ops.calls.shape import Layout, Operator, Shape, takes_fused
+from crossfade.ops.calls.job import Layout, Operator, Shape, layout_of, refuse_in_capture, takes_fused
 from crossfade.ops.choice.candidate import Candidate
-from crossfade.ops.choice.choose import choose_for
-from crossfade.ops.choice.warm_up import WarmUp
+from crossfade.ops.choice.choose import WarmUp, choose_for
 from crossfade.ops.operators import OPERATORS
 from crossfade.ops.tuning import tuner_of
 from crossfade.peers.groups import group_of
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from crossfade.peers.group import PeerGroup
     from crossfade.peers.groups import GroupLike
-
-__all__ = ["prepare", "prepare_call"]
 
 
 def prepare(
@@ -85,8 +82,8 @@ def prepare(
 
 def prepare_call(
     operator: Callable[..., Any] | str,
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     group: GroupLike = None,
     *,
     lane: int = 0,
@@ -133,9 +130,7 @@ def prepare_call(
     return chosen
 
 
-def _go_back(
-    function: Callable[..., Any], a: torch.Tensor, b: torch.Tensor, group: PeerGroup, options: dict[str, Any]
-) -> None:
+def _go_back(function: Callable[..., Any], a: Tensor, b: Tensor, group: PeerGroup, options: dict[str, Any]) -> None:
     """The gradients, once. What autograd cannot follow is left out: its calls have none."""
     options = {name: value for name, value in options.items() if name not in ("out", "gathered", "meanwhile")}
     if options.get("bias") is not None:
@@ -156,8 +151,8 @@ def _operator(operator: Callable[..., Any] | str) -> Operator:
 def _chosen(
     name: Operator,
     group: PeerGroup,
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     options: Mapping[str, Any],
     candidate: Candidate | str | None,
     *,

@@ -13,30 +13,26 @@ from typing import TYPE_CHECKING
 from crossfade.marks import marked
 from crossfade.ops.algorithms import fused, plain, rounds, tiled
 from crossfade.ops.calls.counts import Counts
-from crossfade.ops.calls.job import Algorithm, Job, Once, check_operands, check_out, rows_for_each, store
-from crossfade.ops.calls.products import multiply, multiply_rows
-from crossfade.ops.calls.shape import Operator
+from crossfade.ops.calls.job import (
+    Algorithm,
+    Job,
+    Once,
+    Operator,
+    check_operands,
+    check_out,
+    multiply_rows,
+    rows_for_each,
+    store,
+)
+from crossfade.ops.calls.products import multiply
 from crossfade.ops.choice.candidate import Candidate
-from crossfade.ops.choice.choose import algorithm_of
-from crossfade.ops.choice.warm_up import WarmUp
+from crossfade.ops.choice.choose import WarmUp, algorithm_of
 from crossfade.peers.arguments import check_overlap
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from crossfade.peers.group import PeerGroup
-
-__all__ = [
-    "ALGORITHMS",
-    "Chosen",
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_first",
-    "counts_of",
-    "reduce_scatter",
-    "replicated",
-]
 
 Chosen = Candidate | WarmUp | str | None
 
@@ -62,70 +58,51 @@ ALGORITHMS: Mapping[Operator, dict[str, Algorithm]] = {
 """By the names of candidates."""
 
 
-@marked("matmul_reduce_scatter")
-def reduce_scatter(
-    a: torch.Tensor,
-    b: torch.Tensor,
+def _reduce(
+    name: Operator,
+    a: Tensor,
+    b: Tensor,
     group: PeerGroup,
     *,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
     lane: int = 0,
     candidate: Chosen = None,
     meanwhile: Callable[[], object] | None = None,
-) -> torch.Tensor:
-    """`matmul_reduce_scatter`."""
-    name = Operator.REDUCE_SCATTER
+) -> Tensor:
     fill = Once(meanwhile, group.is_capturing)
     operands = check_operands(name, group, a, b, bias)
-    block = rows_for_each(name, group, len(operands.a))
-    target = check_out(name, group, operands, out, (block, b.shape[1]))
-    run = algorithm_of(name, group, operands, len(operands.a), candidate, ALGORITHMS[name], lane=lane)
+    num_rows, columns, is_whole = len(operands.a), b.shape[1], name is Operator.ALL_REDUCE
+    lead = a.shape[:-1] if is_whole else (rows_for_each(name, group, num_rows),)
+    target = check_out(name, group, operands, out, (*lead, columns))
+    run = algorithm_of(name, group, operands, num_rows, candidate, ALGORITHMS[name], lane=lane)
     if target.numel():
         own = operands.bias if group.rank == 0 else None
+        rows = target.view(num_rows, columns) if is_whole else target
         has_bias, is_new_out = bias is not None, out is None
-        run(Job(name, group, lane, operands.a, b, own, target, has_bias=has_bias, is_new_out=is_new_out, fill=fill))
+        run(Job(name, group, lane, operands.a, b, own, rows, has_bias=has_bias, is_new_out=is_new_out, fill=fill))
     fill()
     return store(group, out, target)
 
 
-@marked("matmul_all_reduce")
-def all_reduce(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    group: PeerGroup,
-    *,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    lane: int = 0,
-    candidate: Chosen = None,
-    meanwhile: Callable[[], object] | None = None,
-) -> torch.Tensor:
-    """`matmul_all_reduce`."""
-    name = Operator.ALL_REDUCE
-    fill = Once(meanwhile, group.is_capturing)
-    operands = check_operands(name, group, a, b, bias)
-    target = check_out(name, group, operands, out, (*a.shape[:-1], b.shape[1]))
-    run = algorithm_of(name, group, operands, len(operands.a), candidate, ALGORITHMS[name])
-    if target.numel():
-        rows = target.view(len(operands.a), b.shape[1])
-        run(Job(name, group, lane, operands.a, b, operands.bias if group.rank == 0 else None, rows, fill=fill))
-    fill()
-    return store(group, out, target)
+reduce_scatter = marked("matmul_reduce_scatter")(partial(_reduce, Operator.REDUCE_SCATTER))
+"""`matmul_reduce_scatter`."""
+all_reduce = marked("matmul_all_reduce")(partial(_reduce, Operator.ALL_REDUCE))
+"""`matmul_all_reduce`."""
 
 
 @marked("all_gather_matmul")
 def all_gather(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     group: PeerGroup,
     *,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    gathered: torch.Tensor | None = None,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+    gathered: Tensor | None = None,
     lane: int = 0,
     candidate: Chosen = None,
-) -> torch.Tensor:
+) -> Tensor:
     """`all_gather_matmul`."""
     name = Operator.ALL_GATHER
     operands = check_operands(name, group, a, b, bias)
@@ -149,16 +126,16 @@ def all_gather(
 
 @marked("matmul_all_to_all")
 def all_to_all(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     group: PeerGroup,
     counts: Sequence[Sequence[int]] | None = None,
     *,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
     lane: int = 0,
     candidate: Chosen = None,
-) -> torch.Tensor:
+) -> Tensor:
     """`matmul_all_to_all`."""
     name = Operator.ALL_TO_ALL
     operands = check_operands(name, group, a, b, bias)
@@ -192,15 +169,8 @@ def counts_of(group: PeerGroup, num_rows: int, given: Sequence[Sequence[int]] | 
 
 
 def all_to_all_first(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    group: PeerGroup,
-    counts: Counts,
-    *,
-    candidate: Candidate,
-    gathered: torch.Tensor,
-    lane: int = 0,
-) -> torch.Tensor:
+    a: Tensor, b: Tensor, group: PeerGroup, counts: Counts, *, candidate: Candidate, gathered: Tensor, lane: int = 0
+) -> Tensor:
     """All ranks' rows for this one, times this rank's matrix: the way back of `matmul_all_to_all`, which its gradient takes.
 
     =========  ===================  ===========================================================================
@@ -227,7 +197,7 @@ def all_to_all_first(
     return out
 
 
-def replicated(a: torch.Tensor, b: torch.Tensor, group: PeerGroup, *, bias: torch.Tensor | None = None) -> torch.Tensor:
+def replicated(a: Tensor, b: Tensor, group: PeerGroup, *, bias: Tensor | None = None) -> Tensor:
     """`replicated_matmul`."""
     rows, matrix, added = check_operands("replicated_matmul", group, a, b, bias)
     out = a.new_empty(*a.shape[:-1], b.shape[1])

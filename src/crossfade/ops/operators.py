@@ -39,46 +39,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from crossfade.ops import forward, references
-from crossfade.ops.calls.shape import Operator, Shape
+from crossfade.ops.calls.job import Operator, Shape
 from crossfade.ops.choice.candidate import Candidate
 from crossfade.ops.gradients.backward import AllGather, AllReduce, AllToAll, ReduceScatter, Replicated
-from crossfade.ops.gradients.dispatch import Traced, apply, is_traced, trace_all_to_all, wants_gradient
+from crossfade.ops.gradients.dispatch import apply, is_traced, trace, trace_all_to_all, trace_gather, wants_gradient
 from crossfade.peers import collectives
 from crossfade.peers.arguments import check_tensor, describe
 from crossfade.peers.groups import group_of
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from crossfade.peers.groups import GroupLike
 
-__all__ = [
-    "OPERATORS",
-    "OperatorSpec",
-    "all_gather_matmul",
-    "matmul_all_reduce",
-    "matmul_all_to_all",
-    "matmul_all_to_all_padded",
-    "matmul_reduce_scatter",
-    "replicated_matmul",
-]
-
 
 def matmul_reduce_scatter(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     group: GroupLike = None,
     *,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
     lane: int = 0,
     candidate: Candidate | str | None = None,
     backward_candidate: Candidate | str | None = None,
     meanwhile: Callable[[], object] | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """A product summed over the ranks, each of which gets its block of the sum's rows.
 
     Args:
@@ -103,8 +92,8 @@ def matmul_reduce_scatter(
         ChannelTimeout: without a candidate: rank 0 has not called it with such a shape.
     """
     if is_traced():
-        traced = Traced(group, lane, candidate, backward_candidate)
-        return traced.call("matmul_reduce_scatter", a, b, bias, out=out, meanwhile=meanwhile)
+        where = group, lane, candidate, backward_candidate
+        return trace("matmul_reduce_scatter", a, b, bias, where, out=out, meanwhile=meanwhile)
     group = group_of(group, a)
     if wants_gradient(a, b, bias):
         gradient = ReduceScatter(group, lane, candidate, backward_candidate)
@@ -113,16 +102,16 @@ def matmul_reduce_scatter(
 
 
 def matmul_all_reduce(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     group: GroupLike = None,
     *,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
     lane: int = 0,
     candidate: Candidate | str | None = None,
     meanwhile: Callable[[], object] | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """A product summed over the ranks, all of which get the sum.
 
     Args:
@@ -140,7 +129,7 @@ def matmul_all_reduce(
         TypeError, ValueError, RuntimeError, DeviceError, ChannelBroken, ChannelTimeout: see `matmul_reduce_scatter`; any M will do.
     """
     if is_traced():
-        return Traced(group, lane, candidate).call("matmul_all_reduce", a, b, bias, out=out, meanwhile=meanwhile)
+        return trace("matmul_all_reduce", a, b, bias, (group, lane, candidate, None), out=out, meanwhile=meanwhile)
     group = group_of(group, a)
     if wants_gradient(a, b, bias):
         return apply(AllReduce(group, lane, candidate), a, b, bias, out=out, meanwhile=meanwhile)
@@ -148,18 +137,18 @@ def matmul_all_reduce(
 
 
 def all_gather_matmul(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     group: GroupLike = None,
     *,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    gathered: torch.Tensor | None = None,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+    gathered: Tensor | None = None,
     lane: int = 0,
     candidate: Candidate | str | None = None,
     backward_candidate: Candidate | str | None = None,
     save_gathered: bool = True,
-) -> torch.Tensor:
+) -> Tensor:
     """The product of all ranks' rows with this rank's matrix.
 
     Args:
@@ -181,8 +170,8 @@ def all_gather_matmul(
         TypeError, ValueError, DeviceError, ChannelBroken, ChannelTimeout: see `matmul_reduce_scatter`; any M will do.
     """
     if is_traced():
-        traced = Traced(group, lane, candidate, backward_candidate)
-        return traced.all_gather(a, b, bias, out, gathered, save_gathered=save_gathered)
+        where = group, lane, candidate, backward_candidate
+        return trace_gather(a, b, bias, where, (out, gathered), save_gathered=save_gathered)
     group = group_of(group, a)
     if wants_gradient(a, b, bias):
         gradient = AllGather(group, lane, candidate, backward_candidate, save_gathered=save_gathered)
@@ -191,17 +180,17 @@ def all_gather_matmul(
 
 
 def matmul_all_to_all(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     group: GroupLike = None,
     counts: Sequence[Sequence[int]] | None = None,
     *,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
     lane: int = 0,
     candidate: Candidate | str | None = None,
     backward_candidate: Candidate | str | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """A product whose rows go to other ranks, such as tokens from experts back to where they came from.
 
     Counts that the host knows may be uneven, and zero: ``counts[p][q]`` rows go from rank p to rank q, so M is the sum of row r and
@@ -224,7 +213,8 @@ def matmul_all_to_all(
     """
     if is_traced():
         flat = None if counts is None else [count for row in counts for count in row]
-        return Traced(group, lane, candidate, backward_candidate).call("matmul_all_to_all", a, b, bias, flat, out=out)
+        where = group, lane, candidate, backward_candidate
+        return trace("matmul_all_to_all", a, b, bias, where, flat, out=out)
     group = group_of(group, a)
     if wants_gradient(a, b, bias):
         return apply(AllToAll(group, lane, candidate, backward_candidate, counts=counts), a, b, bias, out=out)
@@ -232,17 +222,17 @@ def matmul_all_to_all(
 
 
 def matmul_all_to_all_padded(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     group: GroupLike,
-    counts: torch.Tensor,
+    counts: Tensor,
     *,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
     lane: int = 0,
     candidate: Candidate | str | None = None,
     backward_candidate: Candidate | str | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """`matmul_all_to_all` with counts that only the device knows: each rank has M / W rows of room in ``a`` and in ``out``.
 
     All rooms are computed and moved whole; of the room that comes from rank p, the first ``received[p]`` rows count.
@@ -264,30 +254,26 @@ def matmul_all_to_all_padded(
     Raises:
         TypeError, ValueError, DeviceError, ChannelBroken: see `matmul_all_to_all`.
     """
-    name = Operator.ALL_TO_ALL
+    options: dict[str, Any] = {"lane": lane, "candidate": candidate, "backward_candidate": backward_candidate}
     if is_traced():
-        traced = Traced(group, lane, candidate, backward_candidate)
-        rows = traced.call("matmul_all_to_all", a, b, bias, None, out=out)
-        return rows, trace_all_to_all(group, counts, lane)
-    group = group_of(group, a)
+        return matmul_all_to_all(a, b, group, bias=bias, out=out, **options), trace_all_to_all(group, counts, lane)
+    name, group = Operator.ALL_TO_ALL, group_of(group, a)
     check_tensor(group, f"counts of {name}", counts)
     if counts.is_floating_point() or counts.is_complex() or tuple(counts.shape) != (group.num_ranks,):
         raise ValueError(f"counts of {name} is {describe(counts)}\nhint: integers of shape [{group.num_ranks}]")
-    rows = matmul_all_to_all(
-        a, b, group, bias=bias, out=out, lane=lane, candidate=candidate, backward_candidate=backward_candidate
-    )
+    rows = matmul_all_to_all(a, b, group, bias=bias, out=out, **options)
     return rows, collectives.all_to_all(counts, group, lane=lane)
 
 
 def replicated_matmul(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     group: GroupLike = None,
     *,
-    bias: torch.Tensor | None = None,
+    bias: Tensor | None = None,
     lane: int = 0,
     backward_candidate: Candidate | str | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """A product of rows that all ranks have: nothing moves. The gradient of ``a`` is `matmul_all_reduce`, beside that of ``b``.
 
     Args:
@@ -302,7 +288,7 @@ def replicated_matmul(
         TypeError, ValueError: see `matmul_reduce_scatter`.
     """
     if is_traced():
-        return Traced(group, lane, None, backward_candidate).call("replicated_matmul", a, b, bias)
+        return trace("replicated_matmul", a, b, bias, (group, lane, None, backward_candidate))
     group = group_of(group, a)
     if wants_gradient(a, b, bias):
         return apply(Replicated(group, lane, None, backward_candidate), a, b, bias)
@@ -311,19 +297,12 @@ def replicated_matmul(
 
 @dataclass(frozen=True, slots=True)
 class OperatorSpec:
-    """What belongs to an operator.
+    """What belongs to an operator."""
 
-    Attributes:
-        function: the public one.
-        forward: the same without a gradient.
-        reference: the same by torch alone.
-        out_shape: of this rank's output, for a shape with equal counts.
-    """
-
-    function: Callable[..., torch.Tensor]
-    forward: Callable[..., torch.Tensor]
-    reference: Callable[..., torch.Tensor]
-    out_shape: Callable[[Shape], tuple[int, int]]
+    function: Callable[..., Tensor]  # the public one
+    forward: Callable[..., Tensor]  # the same without a gradient
+    reference: Callable[..., Tensor]  # the same by torch alone
+    out_shape: Callable[[Shape], tuple[int, int]]  # of this rank's output, for a shape with equal counts
 
 
 def _all_rows(shape: Shape) -> tuple[int, int]:

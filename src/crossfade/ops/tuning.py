@@ -7,21 +7,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from crossfade.device.borrowed import torch_or_raise
-from crossfade.ops.calls.shape import Layout, Operator, Shape
+from crossfade.ops.calls.job import Layout, Operator, Shape
 from crossfade.ops.choice.cache import Cache
 from crossfade.ops.choice.candidate import Candidate, candidates_for
-from crossfade.ops.choice.choose import Chooser, chooser_of, make_chooser
-from crossfade.ops.choice.trials import trial_of
-from crossfade.ops.choice.tune import Trial, Tuner
-from crossfade.ops.choice.warm_up import WarmUp
+from crossfade.ops.choice.choose import Chooser, WarmUp, chooser_of, make_chooser
+from crossfade.ops.choice.tune import Trial, Tuner, trial_of
 from crossfade.ops.operators import OPERATORS
 from crossfade.peers.groups import group_of
 
 if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup
     from crossfade.peers.groups import GroupLike
-
-__all__ = ["Tunable", "TunableOperator", "open_tuner", "tuner_of"]
 
 
 class Tunable(Protocol):

@@ -8,17 +8,15 @@ from crossfade.device.borrowed import torch_or_raise
 from crossfade.peers.memory import Kind
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from crossfade.peers.group import PeerGroup
-
-__all__ = ["SUMMABLE", "check_overlap", "check_tensor", "describe", "extent_of", "kind_of", "packed", "part_length"]
 
 SUMMABLE = ("bfloat16", "float16", "float32", "float64", "int32", "int64")
 """Element types that can be summed; all types can be moved."""
 
 
-def check_tensor(group: PeerGroup, what: str, tensor: torch.Tensor) -> None:
+def check_tensor(group: PeerGroup, what: str, tensor: Tensor) -> None:
     """Refuses what is no plain tensor on the group's device."""
     torch = torch_or_raise()
     if not isinstance(tensor, torch.Tensor):
@@ -33,7 +31,7 @@ def check_tensor(group: PeerGroup, what: str, tensor: torch.Tensor) -> None:
         raise ValueError(f"{what} requires grad, and collectives have no gradient\nhint: detach() it")
 
 
-def check_overlap(name: str, tensor: torch.Tensor, out: torch.Tensor, place: int | None) -> None:
+def check_overlap(name: str, tensor: Tensor, out: Tensor, place: int | None) -> None:
     """What is packed first may overlap; else one block would be written over another that is still to be read."""
     if not (tensor.is_contiguous() and out.is_contiguous()):
         return
@@ -44,12 +42,12 @@ def check_overlap(name: str, tensor: torch.Tensor, out: torch.Tensor, place: int
         raise ValueError(f"{name} {what}\nhint: give another tensor as out, or none")
 
 
-def extent_of(tensor: torch.Tensor) -> tuple[int, int]:
+def extent_of(tensor: Tensor) -> tuple[int, int]:
     """The addresses of the first byte of a contiguous tensor and behind its last one."""
     return tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.itemsize
 
 
-def kind_of(name: str, tensor: torch.Tensor) -> Kind:
+def kind_of(name: str, tensor: Tensor) -> Kind:
     """The type of a tensor that can be summed."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype not in SUMMABLE:
@@ -57,7 +55,7 @@ def kind_of(name: str, tensor: torch.Tensor) -> Kind:
     return Kind(dtype, tensor.itemsize)
 
 
-def part_length(group: PeerGroup, name: str, tensor: torch.Tensor) -> int:
+def part_length(group: PeerGroup, name: str, tensor: Tensor) -> int:
     """The length of one rank's part of the first dimension."""
     length = tensor.shape[0] if tensor.dim() else 0
     if not tensor.dim() or length % group.num_ranks:
@@ -68,7 +66,7 @@ def part_length(group: PeerGroup, name: str, tensor: torch.Tensor) -> int:
     return length // group.num_ranks
 
 
-def packed(group: PeerGroup, tensor: torch.Tensor) -> torch.Tensor:
+def packed(group: PeerGroup, tensor: Tensor) -> Tensor:
     """Contiguous; a copy of it where it must be, made in its place among what the current stream does."""
     if tensor.is_contiguous():
         return tensor
@@ -77,6 +75,6 @@ def packed(group: PeerGroup, tensor: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def describe(tensor: torch.Tensor) -> str:
+def describe(tensor: Tensor) -> str:
     """Type and shape, for errors."""
     return f"{tensor.dtype} of shape {list(tensor.shape)}"

@@ -34,7 +34,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from crossfade.marks import mark
-from crossfade.peers import steps, sums
+from crossfade.peers import steps
 from crossfade.peers.arguments import (
     SUMMABLE,
     check_overlap,
@@ -51,7 +51,7 @@ from crossfade.peers.lane import Lane
 from crossfade.peers.tuning import DEFAULT, Tuning
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from crossfade.peers.groups import GroupLike
 
@@ -68,61 +68,36 @@ __all__ = [
 
 
 def all_gather(
-    tensor: torch.Tensor,
-    group: GroupLike = None,
-    out: torch.Tensor | None = None,
-    *,
-    lane: int = 0,
-    tuning: Tuning = DEFAULT,
-) -> torch.Tensor:
+    tensor: Tensor, group: GroupLike = None, out: Tensor | None = None, *, lane: int = 0, tuning: Tuning = DEFAULT
+) -> Tensor:
     """All ranks' tensors, one behind the other along the first dimension. The input may be this rank's part of ``out``."""
     group = group_of(group, tensor)
     check_tensor(group, "the input of all_gather", tensor)
     shape = (group.num_ranks * tensor.shape[0], *tensor.shape[1:]) if tensor.dim() else (group.num_ranks,)
-
-    def enqueue(lanes: list[Lane], stream: int, items: list[_Item]) -> None:
-        target, source, size_bytes = items[0].target, items[0].source, tensor.numel() * tensor.itemsize
-        offset = group.shared_offset(target)
-        steps.all_gather(lanes[0], stream, target.data_ptr(), source.data_ptr(), size_bytes, tuning, offset)
-
-    place = -group.rank * tensor.numel() * tensor.itemsize
-    return _call(group, "all_gather", [_item(group, "all_gather", tensor, out, shape, place)], [lane], tuning, enqueue)[
-        0
-    ]
+    item = _item(group, "all_gather", tensor, out, shape, -group.rank * tensor.nbytes)
+    return _move(group, "all_gather", item, lane, tuning, tensor.nbytes, steps.all_gather)
 
 
 def all_to_all(
-    tensor: torch.Tensor,
-    group: GroupLike = None,
-    out: torch.Tensor | None = None,
-    *,
-    lane: int = 0,
-    tuning: Tuning = DEFAULT,
-) -> torch.Tensor:
+    tensor: Tensor, group: GroupLike = None, out: Tensor | None = None, *, lane: int = 0, tuning: Tuning = DEFAULT
+) -> Tensor:
     """Part p of the first dimension goes to rank p; the parts that arrive are one behind the other, by rank."""
     group = group_of(group, tensor)
     check_tensor(group, "the input of all_to_all", tensor)
     part_length(group, "all_to_all", tensor)
-
-    def enqueue(lanes: list[Lane], stream: int, items: list[_Item]) -> None:
-        target, source = items[0].target, items[0].source
-        size_bytes = tensor.numel() * tensor.itemsize // group.num_ranks
-        offset = group.shared_offset(target)
-        steps.all_to_all(lanes[0], stream, target.data_ptr(), source.data_ptr(), size_bytes, tuning, offset)
-
     item = _item(group, "all_to_all", tensor, out, tuple(tensor.shape), None)
-    return _call(group, "all_to_all", [item], [lane], tuning, enqueue)[0]
+    return _move(group, "all_to_all", item, lane, tuning, tensor.nbytes // group.num_ranks, steps.all_to_all)
 
 
 def broadcast(
-    tensor: torch.Tensor,
+    tensor: Tensor,
     root: int,
     group: GroupLike = None,
-    out: torch.Tensor | None = None,
+    out: Tensor | None = None,
     *,
     lane: int = 0,
     tuning: Tuning = DEFAULT,
-) -> torch.Tensor:
+) -> Tensor:
     """The tensor of rank ``root``; the others give one of that shape and type, which may be ``out``, and is not read."""
     group = group_of(group, tensor)
     check_tensor(group, "the input of broadcast", tensor)
@@ -130,88 +105,93 @@ def broadcast(
     if not 0 <= root < group.num_ranks:
         raise ValueError(f"there is no rank {root} to broadcast from\nhint: the group has {group.num_ranks} ranks")
 
-    def enqueue(lanes: list[Lane], stream: int, items: list[_Item]) -> None:
-        target, source = items[0].target.data_ptr(), items[0].source.data_ptr()
-        steps.broadcast(lanes[0], stream, root, target, source, tensor.numel() * tensor.itemsize, tuning)
-
     item = _item(group, "broadcast", tensor, out, tuple(tensor.shape), 0)
+
+    def enqueue(lanes: list[Lane], stream: int) -> None:
+        target, source = item.target.data_ptr(), item.source.data_ptr()
+        steps.broadcast(lanes[0], stream, root, target, source, tensor.nbytes, tuning)
+
     return _call(group, "broadcast", [item], [lane], tuning, enqueue)[0]
 
 
 def reduce_scatter(
-    tensor: torch.Tensor,
-    group: GroupLike = None,
-    out: torch.Tensor | None = None,
-    *,
-    lane: int = 0,
-    tuning: Tuning = DEFAULT,
-) -> torch.Tensor:
+    tensor: Tensor, group: GroupLike = None, out: Tensor | None = None, *, lane: int = 0, tuning: Tuning = DEFAULT
+) -> Tensor:
     """This rank's part, along the first dimension, of the sum of all ranks' tensors. ``out`` may be that part of the input."""
     return reduce_scatter_coalesced([tensor], group, [out], lanes=[lane], tuning=tuning)[0]
 
 
 def all_reduce(
-    tensor: torch.Tensor,
-    group: GroupLike = None,
-    out: torch.Tensor | None = None,
-    *,
-    lane: int = 0,
-    tuning: Tuning = DEFAULT,
-) -> torch.Tensor:
+    tensor: Tensor, group: GroupLike = None, out: Tensor | None = None, *, lane: int = 0, tuning: Tuning = DEFAULT
+) -> Tensor:
     """The sum of all ranks' tensors. ``out`` may be the input."""
     return all_reduce_coalesced([tensor], group, [out], lanes=[lane], tuning=tuning)[0]
 
 
 def reduce_scatter_coalesced(
-    tensors: Sequence[torch.Tensor],
+    tensors: Sequence[Tensor],
     group: GroupLike = None,
-    outs: Sequence[torch.Tensor | None] | None = None,
+    outs: Sequence[Tensor | None] | None = None,
     *,
     lanes: Sequence[int] | None = None,
     tuning: Tuning = DEFAULT,
-) -> list[torch.Tensor]:
+) -> list[Tensor]:
     """`reduce_scatter` of several tensors, several at a time: one on each of these lanes (default: all).
 
     Beside computation that holds all SMs this is much faster than one after another, for the sums of all lanes wait for SMs once.
     """
-    name, group, items = "reduce_scatter", group_of(group, *tensors[:1]), []
-    for tensor, out in zip(tensors, [None] * len(tensors) if outs is None else outs, strict=True):
-        check_tensor(group, f"the input of {name}", tensor)
-        kind_of(name, tensor)
-        shape = (part_length(group, name, tensor), *tensor.shape[1:])
-        place = group.rank * (tensor.numel() // group.num_ranks) * tensor.itemsize
-        items.append(_item(group, name, tensor, out, shape, place))
-    return _sum(group, name, items, lanes, tuning, sums.reduce_scatter)
+
+    def place(group: PeerGroup, tensor: Tensor) -> tuple[tuple[int, ...], int]:
+        length = part_length(group, "reduce_scatter", tensor)
+        return (length, *tensor.shape[1:]), group.rank * tensor.nbytes // group.num_ranks
+
+    return _sum("reduce_scatter", tensors, group, outs, lanes, tuning, steps.reduce_scatter, place)
 
 
 def all_reduce_coalesced(
-    tensors: Sequence[torch.Tensor],
+    tensors: Sequence[Tensor],
     group: GroupLike = None,
-    outs: Sequence[torch.Tensor | None] | None = None,
+    outs: Sequence[Tensor | None] | None = None,
     *,
     lanes: Sequence[int] | None = None,
     tuning: Tuning = DEFAULT,
-) -> list[torch.Tensor]:
+) -> list[Tensor]:
     """`all_reduce` of several tensors, several at a time (see `reduce_scatter_coalesced`)."""
-    name, group, items = "all_reduce", group_of(group, *tensors[:1]), []
-    for tensor, out in zip(tensors, [None] * len(tensors) if outs is None else outs, strict=True):
-        check_tensor(group, f"the input of {name}", tensor)
-        kind_of(name, tensor)
-        items.append(_item(group, name, tensor, out, tuple(tensor.shape), 0))
-    return _sum(group, name, items, lanes, tuning, sums.all_reduce)
+    return _sum("all_reduce", tensors, group, outs, lanes, tuning, steps.all_reduce, lambda _, t: (tuple(t.shape), 0))
+
+
+def _move(
+    group: PeerGroup, name: str, item: _Item, lane: int, tuning: Tuning, size_bytes: int, function: Callable[..., None]
+) -> Tensor:
+    """Of one tensor, on one lane; ``size_bytes`` go from each rank to each."""
+
+    def enqueue(lanes: list[Lane], stream: int) -> None:
+        offset = group.shared_offset(item.target)
+        function(lanes[0], stream, item.target.data_ptr(), item.source.data_ptr(), size_bytes, tuning, offset)
+
+    return _call(group, name, [item], [lane], tuning, enqueue)[0]
 
 
 def _sum(
-    group: PeerGroup,
     name: str,
-    items: list[_Item],
+    tensors: Sequence[Tensor],
+    given: GroupLike,
+    outs: Sequence[Tensor | None] | None,
     lanes: Sequence[int] | None,
     tuning: Tuning,
-    function: Callable[[Sequence[Lane], int, Sequence[sums.Job], Tuning], None],
-) -> list[torch.Tensor]:
-    def enqueue(chosen: list[Lane], stream: int, items: list[_Item]) -> None:
+    function: Callable[[Sequence[Lane], int, Sequence[steps.Job], Tuning], None],
+    place: Callable[[PeerGroup, Tensor], tuple[tuple[int, ...], int]],
+) -> list[Tensor]:
+    """``place`` gives the shape of a tensor's output, and where in the tensor that may lie."""
+    group, items = group_of(given, *tensors[:1]), []
+    for tensor, out in zip(tensors, [None] * len(tensors) if outs is None else outs, strict=True):
+        check_tensor(group, f"the input of {name}", tensor)
+        kind_of(name, tensor)
+        items.append(_item(group, name, tensor, out, *place(group, tensor)))
+
+    def enqueue(chosen: list[Lane], stream: int) -> None:
         jobs = [
-            sums.Job(
+            steps.Job(
                 each.target.data_ptr(),
                 each.source.data_ptr(),
                 each.out.numel(),
@@ -246,7 +226,7 @@ def _check_apart(name: str, items: Sequence[_Item]) -> None:
                     raise ValueError(f"tensor {number} of {name} lies in out {other}\n{hint}")
 
 
-def _is_direct(tensor: torch.Tensor) -> bool:
+def _is_direct(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and tensor.numel() > 0
 
 
@@ -254,19 +234,14 @@ def _is_direct(tensor: torch.Tensor) -> bool:
 class _Item:
     """A tensor, its output, and what stands for them where they are not contiguous."""
 
-    tensor: torch.Tensor
-    out: torch.Tensor
-    source: torch.Tensor
-    target: torch.Tensor
+    tensor: Tensor
+    out: Tensor
+    source: Tensor
+    target: Tensor
 
 
 def _item(
-    group: PeerGroup,
-    name: str,
-    tensor: torch.Tensor,
-    out: torch.Tensor | None,
-    shape: tuple[int, ...],
-    place: int | None,
+    group: PeerGroup, name: str, tensor: Tensor, out: Tensor | None, shape: tuple[int, ...], place: int | None
 ) -> _Item:
     """Checks ``out``, or makes it. ``place``: where it may lie, seen from the input."""
     if out is None:
@@ -287,8 +262,8 @@ def _call(
     items: list[_Item],
     lanes: list[int],
     tuning: Tuning,
-    enqueue: Callable[[list[Lane], int, list[_Item]], None],
-) -> list[torch.Tensor]:
+    enqueue: Callable[[list[Lane], int], None],
+) -> list[Tensor]:
     """Packs what is not contiguous, enqueues, unpacks."""
     if not lanes or len(set(lanes)) < len(lanes):
         raise ValueError(f"the lanes of {name} are {lanes}\nhint: give at least one, and each once")
@@ -301,7 +276,7 @@ def _call(
         item.target = item.out if item.out.is_contiguous() else item.out.new_empty(item.out.shape)
     try:
         with mark(name):
-            enqueue(chosen, stream, items)
+            enqueue(chosen, stream)
             for lane in chosen:
                 steps.end(lane, stream)
     except BaseException as error:
@@ -317,7 +292,7 @@ def _call(
     return [item.out for item in items]
 
 
-def _keep(group: PeerGroup, *tensors: torch.Tensor) -> None:
+def _keep(group: PeerGroup, *tensors: Tensor) -> None:
     """What a captured call on a CPU touches lives as long as its graph, in an action that does nothing.
 
     (On a GPU torch's own allocator sees to it.)

@@ -18,8 +18,6 @@ from crossfade.device.copies import cut, enqueue, in_turn
 from crossfade.peers.lane import Epoch, Lane
 from crossfade.peers.tuning import DEFAULT, Tuning
 
-__all__ = ["Block", "Fetch", "barrier", "fetch", "offer", "pull", "push"]
-
 
 class Block(NamedTuple):
     """What goes to one rank."""

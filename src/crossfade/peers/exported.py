@@ -25,8 +25,6 @@ from crossfade.peers.lane import NUM_EPOCHS, SLOT_ALIGNMENT, Lane, num_words
 from crossfade.peers.memory import GroupMemory, Kernels, OpenedGroup
 from crossfade.topology import LinkKind
 
-__all__ = ["Rank", "Shape", "check_links", "open_exported"]
-
 
 class Rank(NamedTuple):
     """What one rank tells the others."""
@@ -39,17 +37,11 @@ class Rank(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """How large a group is; equal on all ranks.
+    """How large a group is; equal on all ranks."""
 
-    Attributes:
-        num_ranks: of how many.
-        num_lanes: see `crossfade.peers.group.open_group`.
-        buffer_bytes: of each of a lane's buffers, before it is rounded up.
-    """
-
-    num_ranks: int
-    num_lanes: int
-    buffer_bytes: int
+    num_ranks: int  # of how many
+    num_lanes: int  # see `crossfade.peers.group.open_group`.
+    buffer_bytes: int  # of each of a lane's buffers, before it is rounded up
 
     @property
     def lane_bytes(self) -> int:

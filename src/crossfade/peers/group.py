@@ -25,9 +25,8 @@ from crossfade.peers.steps import end
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
     from torch.distributed import ProcessGroup
-
-__all__ = ["PeerGroup", "open_group"]
 
 _MOST_BYTES = 1 << 48
 
@@ -158,7 +157,7 @@ class PeerGroup:
         self.key = register(self)
         self._lanes = lanes
         self._heap_end = heap_begin
-        self._tensor: torch.Tensor | None = opened.tensor
+        self._tensor: Tensor | None = opened.tensor
         self._give_back = opened.close
         self._watchdog = Watchdog(memory.driver)
         self._pidfds = {rank: open_pidfd(opened.pids[rank]) for rank in memory.peers}
@@ -231,7 +230,7 @@ class PeerGroup:
             raise ValueError(f"there is no lane {index}\nhint: open_group(num_lanes=...) made {len(self._lanes)}")
         return self._lanes[index]
 
-    def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """A tensor that all ranks can write, for ``out`` of `all_gather`, `all_to_all` and `all_reduce`.
 
         All ranks ask for the same ones in one order. It is part of the group's memory, and not to be used when the group is closed.
@@ -251,7 +250,7 @@ class PeerGroup:
         self._heap_end = align(begin + size_bytes, SLOT_ALIGNMENT)
         return self._tensor[begin : begin + size_bytes].view(dtype).view(shape)
 
-    def shared_offset(self, tensor: torch.Tensor) -> int | None:
+    def shared_offset(self, tensor: Tensor) -> int | None:
         """Where a tensor of `empty` lies in every rank's memory; None for any other tensor."""
         offset = tensor.data_ptr() - self.memory.buffers[self.rank]
         return offset if 0 <= offset < self.memory.buffer_bytes else None

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     GroupLike: TypeAlias = PeerGroup | ProcessGroup | None
     Place: TypeAlias = torch.Tensor | torch.device | str | None
 
-__all__ = ["close_groups", "find_group", "group_of", "key_of", "ranks_of"]
-
 _OPENED: list[PeerGroup] = []
 _OPENING = RLock()
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-__all__ = ["HostKernels", "open_host_memory"]
-
 _HINT = "all ranks must call the collectives of a lane in the same order, with the same lengths"
 
 

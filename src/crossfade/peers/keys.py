@@ -12,8 +12,6 @@ from crossfade.errors import ChannelClosed
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["PROCESS_GROUP", "GroupKey", "find", "find_of", "forget", "register"]
-
 PROCESS_GROUP = "process group "
 """How the name begins of what need not be open yet."""
 _NUMBERS = count(1)

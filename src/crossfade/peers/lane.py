@@ -19,8 +19,6 @@ from crossfade.device.signals import CLEAR, SET, Signal
 from crossfade.errors import ChannelBroken, DeviceError
 from crossfade.peers.memory import GroupMemory
 
-__all__ = ["NUM_EPOCHS", "SLOT_ALIGNMENT", "Epoch", "Lane", "LaneStatistics", "num_words"]
-
 NUM_EPOCHS = 2
 SLOT_ALIGNMENT = 256
 
@@ -31,17 +29,11 @@ def num_words(num_lanes: int, num_ranks: int) -> int:
 
 
 class LaneStatistics(NamedTuple):
-    """Counters of one lane of one rank; replays of captured calls are not counted.
+    """Counters of one lane of one rank; replays of captured calls are not counted."""
 
-    Attributes:
-        num_calls: collectives.
-        num_exchanges: exchanges, the empty ones included.
-        num_bytes: bytes that this rank copied to or from others.
-    """
-
-    num_calls: int
-    num_exchanges: int
-    num_bytes: int
+    num_calls: int  # collectives
+    num_exchanges: int  # exchanges, the empty ones included
+    num_bytes: int  # bytes that this rank copied to or from others
 
 
 class Epoch(NamedTuple):
@@ -58,13 +50,7 @@ class Lane:
     """
 
     def __init__(
-        self,
-        memory: GroupMemory,
-        index: int,
-        buffer_bytes: int,
-        *,
-        num_streams: int = 1,
-        is_replayable: bool = False,
+        self, memory: GroupMemory, index: int, buffer_bytes: int, *, num_streams: int = 1, is_replayable: bool = False
     ) -> None:
         self.memory = memory
         self.index = index

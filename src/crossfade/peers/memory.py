@@ -15,8 +15,6 @@ from crossfade.device.signals import SignalBoard
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["GroupMemory", "Kernels", "Kind", "OpenedGroup", "Reduction"]
-
 
 class Kind(NamedTuple):
     """An element type."""

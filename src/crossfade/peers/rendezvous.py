@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.distributed_c10d import Store
 
-__all__ = ["Party", "Ranks", "agree", "await_all", "count_off", "gather", "meet", "meet_near"]
-
 _COUNT = itertools.count(1)
 
 

@@ -20,8 +20,6 @@ try:
 except ImportError:
     raise MissingDependency("triton", extra="gpu", needed_for="collectives on GPUs") from None
 
-__all__ = ["KINDS", "TritonKernels"]
-
 KINDS = {
     "float32": tl.float32,
     "float16": tl.float16,

@@ -7,8 +7,6 @@ from enum import StrEnum
 
 from crossfade.device.copies import EDGE_BYTES, stagger
 
-__all__ = ["DEFAULT", "Direction", "Tuning"]
-
 
 class Direction(StrEnum):
     """Who copies."""

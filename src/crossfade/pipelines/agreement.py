@@ -16,18 +16,10 @@ from torch.distributed import ProcessGroup
 from crossfade.errors import GraphError
 from crossfade.p2p.opening import ranks_of
 
-__all__ = ["decided_by_first", "gathered"]
-
 
 def decided_by_first(group: ProcessGroup | None, decide: Callable[[], Any]) -> Any:
-    """Returns on all ranks of a group what ``decide`` returns on its first one; without torch.distributed, just that.
-
-    Args:
-        group: the default group, if None.
-        decide: called on the first rank only; what it returns can be written as JSON.
-
-    Raises:
-        GraphError: it raised there; the message is the same on all ranks.
+    """Returns on all ranks of a group what ``decide`` returns on its first one, which can be written as JSON; without
+    torch.distributed, just that. Where it raises, all raise a `GraphError` with the same message.
     """
     if not dist.is_available() or not dist.is_initialized():
         return decide()
@@ -46,11 +38,8 @@ def decided_by_first(group: ProcessGroup | None, decide: Callable[[], Any]) -> A
 
 
 def gathered(group: ProcessGroup | None, find: Callable[[], Any]) -> list[Any]:
-    """Returns on all ranks of a group what each of them found, all at the same time; without torch.distributed, what this one did.
-
-    Args:
-        group: the default group, if None.
-        find: what it returns can be written as JSON.
+    """Returns on all ranks of a group what each of them found, which can be written as JSON, all at the same time; without
+    torch.distributed, what this one did.
     """
     if not dist.is_available() or not dist.is_initialized():
         return [find()]

@@ -21,8 +21,6 @@ from itertools import accumulate, pairwise
 
 from crossfade.errors import GraphError
 
-__all__ = ["Operation", "choose_cuts", "stages_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Operation:
@@ -43,15 +41,9 @@ def choose_cuts(
 ) -> tuple[int, ...]:
     """Chooses ``num_stages - 1`` cuts, in ascending order.
 
-    Args:
-        operations: in topological order.
-        num_stages: at least 1.
-        crossing_bytes: the cuts that are allowed, with the bytes that go over each.
-        memory_limit_bytes: of each stage; None for no limit.
-        tolerance: how much longer than necessary the slowest stage may be (0.01: 1 %) for fewer bytes that cross.
-
-    Raises:
-        GraphError: too few cuts are allowed, or no choice keeps the memory limit; the message says what is possible.
+    ``crossing_bytes`` has the cuts that are allowed, with the bytes that go over each. The slowest stage may be longer than
+    necessary by ``tolerance`` (0.01: 1 %) for fewer bytes that cross. Raises a `GraphError` that says what is possible, if too
+    few cuts are allowed, or no choice keeps the memory limit of each stage.
     """
     cuts = [0, *sorted(crossing_bytes), len(operations)]
     if num_stages - 1 > len(crossing_bytes):

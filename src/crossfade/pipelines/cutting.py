@@ -15,8 +15,6 @@ from crossfade.pipelines.measure_stages import StageTimes, measure_stages, runna
 from crossfade.pipelines.stages import cut_graph
 from crossfade.pipelines.timing import Loss
 
-__all__ = ["Look", "Wish", "find_cuts"]
-
 MOST_LOOKS = 4
 """How often stages are measured before the best cuts so far are taken."""
 
@@ -48,16 +46,11 @@ class Look:
 def find_cuts(
     traced: TracedGraph, inputs: Sequence[torch.Tensor], loss: Loss, device: torch.device, wish: Wish
 ) -> list[Look]:
-    """Measures and chooses; the graph is left as it is.
+    """All cuts that were tried, in order, of which the one with the shortest slowest stage is to be taken. The graph is left as it
+    is.
 
-    The stages that a choice gives are measured as a whole, and the times of their operations corrected by that, until the choice
-    is one that was tried already.
-
-    Returns:
-        All that was tried, in order; the one with the shortest slowest stage is to be taken.
-
-    Raises:
-        GraphError: the module cannot be cut so often, or the memory limit cannot be kept.
+    The stages that a choice gives are measured as a whole, and the times of their operations corrected by that, until the
+    choice is one that was tried already. Raises a `GraphError`, if there are too few cuts, or the memory limit cannot be kept.
     """
     measured = measure_operations(traced, inputs, loss, device, wish.num_passes)
     allowed = traced.allowed_cuts(measured.changed_buffers)

@@ -15,8 +15,6 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-__all__ = ["TracedGraph", "bytes_of", "module_of"]
-
 
 @dataclass(frozen=True)
 class TracedGraph:
@@ -58,11 +56,8 @@ class TracedGraph:
     def allowed_cuts(self, changed_buffers: Sequence[str] = ()) -> dict[int, int]:
         """The cuts that are allowed, with the bytes that cross each.
 
-        Not allowed: where something else than a tensor would cross (a list of tensors, before its items are taken), where a value
-        crosses whose memory is written behind the cut, and between two uses of a buffer that the forward pass changes.
-
-        Args:
-            changed_buffers: their names.
+        Not allowed: where something else than a tensor would cross (a list of tensors, before its items are taken), where a
+        value crosses whose memory is written behind the cut, and between two uses of a buffer that the forward pass changes.
         """
         num = len(self.operations)
         sizes, forbidden = [0] * (num + 1), [0] * (num + 2)

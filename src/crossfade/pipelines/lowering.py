@@ -19,8 +19,6 @@ from crossfade.plan.actions import RECV_STREAM, SEND_STREAM, Action, Verb
 from crossfade.plan.plan import ChannelSpec, InputSpec, NodeSpec, Plan
 from crossfade.types import DRIVER, Transport
 
-__all__ = ["id_of", "method_of", "plan_of", "rank_name"]
-
 GO = "go"
 """The id of the plan's input."""
 
@@ -41,21 +39,11 @@ def rank_name(rank: int) -> str:
 
 
 def plan_of(
-    order: Order,
-    transport: Transport,
-    gpus: Mapping[int, int] | None = None,
-    hosts: Mapping[str, str] | None = None,
+    order: Order, transport: Transport, gpus: Mapping[int, int] | None = None, hosts: Mapping[str, str] | None = None
 ) -> Plan:
-    """Returns the plan of one training step.
-
-    Args:
-        order: what each rank does.
-        transport: how values go between ranks of one host.
-        gpus: index of each rank's GPU; None for ranks without.
-        hosts: of each party, where there are several; between them values go by NCCL where ranks have GPUs, else by TCP.
-
-    Raises:
-        PlanError: the order cannot be carried out: each rank waits for another.
+    """Returns the plan of one training step, with the index of each rank's GPU, where they have some, and the host of each party,
+    where there are several: between them values go by NCCL where ranks have GPUs, else by TCP. Raises a `PlanError`, if the
+    order cannot be carried out: each rank waits for another.
     """
     return _Lowering(order, transport, gpus or {}, hosts or {}).plan()
 

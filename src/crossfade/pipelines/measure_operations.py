@@ -20,8 +20,6 @@ from torch import fx
 from crossfade.pipelines.graph import TracedGraph
 from crossfade.pipelines.timing import Loss, now_us, tensors_in
 
-__all__ = ["MeasuredOperation", "MeasuredOperations", "measure_operations"]
-
 
 @dataclass(frozen=True, slots=True)
 class MeasuredOperation:
@@ -43,14 +41,8 @@ class MeasuredOperations:
 def measure_operations(
     traced: TracedGraph, inputs: Sequence[Any], loss: Loss, device: torch.device, num_passes: int
 ) -> MeasuredOperations:
-    """Runs the module ``num_passes`` times after one that does not count.
-
-    Args:
-        traced: without cuts.
-        inputs: one for each of the module's inputs.
-        loss: its time counts with the last operation.
-        device: where the module and the inputs are.
-        num_passes: at least 1; the medians of so many passes count.
+    """Runs the module, which has no cuts, ``num_passes`` times after one that does not count; the medians count. The loss counts
+    with the last operation.
     """
     before = {name: buffer.clone() for name, buffer in traced.module.named_buffers()}
     passes = [_Pass(traced, device) for _ in range(num_passes + 1)]
@@ -76,7 +68,8 @@ class _Pass(fx.Interpreter):
         super().__init__(traced.module)
         self._traced, self._device = traced, device
         self._place = 0
-        self._held = {t.untyped_storage().data_ptr() for t in _state(traced.module)}
+        state = (*traced.module.parameters(), *traced.module.buffers())
+        self._held = {tensor.untyped_storage().data_ptr() for tensor in state}
         self._owners: dict[torch.autograd.graph.Node, int] = {}
         self._started_us = 0.0
         self.forward_us: defaultdict[int, float] = defaultdict(float)
@@ -136,7 +129,3 @@ class _Pass(fx.Interpreter):
 
     def _end(self, place: int, *_: Any) -> None:
         self.backward_us[place] += now_us(self._device) - self._started_us
-
-
-def _state(module: torch.nn.Module) -> list[torch.Tensor]:
-    return [*module.parameters(), *module.buffers()]

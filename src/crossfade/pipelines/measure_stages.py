@@ -19,8 +19,6 @@ from torch import fx
 from crossfade.pipelines.timing import Loss, now_us
 from crossfade.pipelines.torch_names import backward_functions, pipe_split_operator
 
-__all__ = ["RunnableStage", "StageTimes", "mean_times", "measure_stages", "runnable_stages"]
-
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 
 
@@ -132,15 +130,8 @@ def measure_stages(
     *,
     divides: bool = True,
 ) -> list[StageTimes]:
-    """Runs all stages ``num_passes`` times in each way, after one pass of each that does not count.
-
-    Args:
-        stages: in order.
-        inputs: of the module.
-        loss: what follows the last stage.
-        device: where all of it is.
-        num_passes: at least 1.
-        divides: whether the divided backward pass is measured too.
+    """Runs all stages ``num_passes`` times in each way, the divided backward pass too if it ``divides``, after one pass of each
+    that does not count.
     """
     whole = [_Pass(stages, loss, device).run(inputs, is_divided=False) for _ in range(num_passes + 1)][1:]
     try:

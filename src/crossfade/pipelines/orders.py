@@ -19,8 +19,6 @@ from crossfade.errors import GraphError
 from crossfade.hints import nearest
 from crossfade.pipelines.torch_names import schedule_order
 
-__all__ = ["SCHEDULES", "Kind", "Order", "Pass", "order_of"]
-
 
 class Kind(StrEnum):
     """What a pass computes, in torch's letters."""
@@ -58,16 +56,8 @@ SCHEDULES = tuple(name for name in (*_SINGLE, *_MULTI) if hasattr(schedules, f"S
 
 
 def order_of(schedule: str, num_stages: int, num_microbatches: int, num_ranks: int | None = None) -> Order:
-    """Returns what each rank does.
-
-    Args:
-        schedule: one of `SCHEDULES`.
-        num_stages: of the whole pipeline.
-        num_microbatches: of one step.
-        num_ranks: None for one rank for each stage, or for every two where the schedule has several on a rank.
-
-    Raises:
-        GraphError: there is no such schedule, or it cannot run with these numbers, with its reason.
+    """Returns what each rank does. Without ``num_ranks`` there is one for each stage, or for every two where the schedule has
+    several on a rank. Raises a `GraphError`, if there is no such schedule in `SCHEDULES`, or it cannot run with these numbers.
     """
     if schedule not in SCHEDULES:
         raise GraphError(f"there is no schedule {schedule!r}", hint=nearest(schedule, SCHEDULES, ", ".join(SCHEDULES)))

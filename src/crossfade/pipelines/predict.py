@@ -22,8 +22,6 @@ from crossfade.schedule.workload import Workload
 from crossfade.topology import Topology
 from crossfade.types import Transport
 
-__all__ = ["Prediction", "host_costs", "predict"]
-
 
 @dataclass(frozen=True)
 class Prediction:

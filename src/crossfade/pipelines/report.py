@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from crossfade.pipelines.measure_stages import StageTimes
 
-__all__ = ["StageReport", "format_bytes", "format_stages", "format_table"]
-
 
 @dataclass(frozen=True, slots=True)
 class StageReport:

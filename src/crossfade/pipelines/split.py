@@ -19,10 +19,9 @@ from crossfade.pipelines.cuts import stages_of
 from crossfade.pipelines.cutting import Look, Wish, find_cuts
 from crossfade.pipelines.graph import TracedGraph, module_of
 from crossfade.pipelines.measure_stages import RunnableStage, StageTimes, mean_times, measure_stages
-from crossfade.pipelines.parameters import tidy_parameters
 from crossfade.pipelines.predict import Prediction, predict
 from crossfade.pipelines.report import StageReport, format_stages
-from crossfade.pipelines.shared import SharedParameter, sync_shared_gradients
+from crossfade.pipelines.shared import SharedParameter, sync_shared_gradients, tidy_parameters
 from crossfade.pipelines.stages import cut_graph
 from crossfade.pipelines.timing import Loss, tensors_in, undisturbed
 from crossfade.schedule.cost import CostModel
@@ -31,8 +30,6 @@ from crossfade.types import Transport
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining.stage import _PipelineStage
-
-__all__ = ["Split", "split"]
 
 
 class Split:

@@ -21,8 +21,6 @@ from torch import fx
 from crossfade.pipelines.graph import TracedGraph
 from crossfade.pipelines.torch_names import pipe_split_operator
 
-__all__ = ["cut_graph", "with_contiguous_gradient"]
-
 
 class _ContiguousGradient(torch.autograd.Function):
     @staticmethod
@@ -41,12 +39,7 @@ def with_contiguous_gradient(value: torch.Tensor) -> torch.Tensor:
 
 
 def cut_graph(traced: TracedGraph, cuts: Sequence[int]) -> None:
-    """Puts the cuts into the graph, which is changed.
-
-    Args:
-        traced: without cuts so far.
-        cuts: in ascending order.
-    """
+    """Puts the cuts, in ascending order, into the graph, which has none so far and is changed."""
     cutter = _Cutter(traced, cuts)
     cutter.name_inputs()
     for cut in cuts:
@@ -112,12 +105,7 @@ class _Cutter:
         return self._call(torch.ops.aten.clone.default, value, (value,), kwargs, beside)
 
     def _call(
-        self,
-        called: Any,
-        value: fx.Node,
-        args: tuple[fx.Node],
-        kwargs: dict[str, Any],
-        beside: fx.Node,
+        self, called: Any, value: fx.Node, args: tuple[fx.Node], kwargs: dict[str, Any], beside: fx.Node
     ) -> fx.Node:
         node = self._graph.call_function(called, args, kwargs)
         node.meta["val"] = called(value.meta["val"], **kwargs)

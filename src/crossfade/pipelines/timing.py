@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["Loss", "now_us", "tensors_in", "undisturbed"]
-
 
 def now_us(device: torch.device) -> float:
     """Microseconds on a clock, when what was enqueued on the GPU is done."""

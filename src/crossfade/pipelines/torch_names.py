@@ -14,8 +14,6 @@ import torch.distributed.pipelining  # registers the operator
 
 from crossfade.errors import CrossfadeError
 
-__all__ = ["backward_functions", "pipe_split_operator", "schedule_order"]
-
 
 def pipe_split_operator() -> Any:
     """The operator that marks a cut in a traced graph; `torch.distributed.pipelining.pipe_split` calls it."""

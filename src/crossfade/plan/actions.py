@@ -23,8 +23,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["COLL_STREAM", "MAIN", "RECV_STREAM", "SEND_STREAM", "Action", "Verb"]
-
 MAIN = "main"
 SEND_STREAM = "send"
 RECV_STREAM = "recv"

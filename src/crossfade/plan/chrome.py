@@ -12,8 +12,6 @@ from typing import Any
 
 from crossfade.plan.spans import WAIT, NamedSpans, Span, lanes_of
 
-__all__ = ["ChromeTrace", "chrome_json", "chrome_trace"]
-
 ChromeTrace = dict[str, Any]
 """``traceEvents`` and ``displayTimeUnit``, ready for ``json.dumps``."""
 

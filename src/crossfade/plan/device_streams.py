@@ -24,8 +24,6 @@ from enum import StrEnum
 from crossfade.plan.actions import COLL_STREAM
 from crossfade.types import Transport
 
-__all__ = ["DeviceStream", "stream_in", "stream_out"]
-
 
 class DeviceStream(StrEnum):
     """What a stream of a GPU is for: the name of a span's stream."""

@@ -32,8 +32,6 @@ from crossfade.plan.text import values_used
 from crossfade.plan.waits import Step, Waits
 from crossfade.types import DRIVER
 
-__all__ = ["Book", "meeting_use", "output_reads", "waits_of"]
-
 
 @dataclass(slots=True)
 class Book:

@@ -14,8 +14,6 @@ from crossfade.plan.actions import MAIN, Action, Verb
 from crossfade.plan.plan import ChannelSpec, Plan
 from crossfade.plan.text import values_used
 
-__all__ = ["Order"]
-
 _Step = tuple[str, int]
 
 

@@ -11,8 +11,6 @@ from crossfade.plan.actions import MAIN, Action, Verb
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, CommunicatorSpec, InputSpec, NodeSpec, Plan
 from crossfade.types import CollectiveKind, ReduceOp, TargetDevice, Transport
 
-__all__ = ["parse_plan"]
-
 LONGEST_LINE_SHOWN = 120
 
 _MARKS = re.escape("!\"#$%&'()*+,/:;<=>?@[\\]^`{|}") + r"\s\x00-\x1f\x7f"

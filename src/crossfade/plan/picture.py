@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 
 from crossfade.plan.spans import COMMUNICATE, COMPUTE, WAIT, NamedSpans, Overlap, Span, lanes_of
 
-__all__ = ["draw_timelines"]
-
 WIDTH = 1200
 MARGIN = 16
 LANE_HEIGHT = 22

@@ -11,8 +11,6 @@ from crossfade.plan.plan import Plan
 from crossfade.plan.text import values_used
 from crossfade.types import DRIVER
 
-__all__ = ["Fault", "check_registers"]
-
 
 @dataclass(frozen=True, slots=True)
 class Fault:

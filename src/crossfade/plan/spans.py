@@ -10,19 +10,6 @@ from typing import Protocol
 
 from crossfade.types import DRIVER
 
-__all__ = [
-    "COMMUNICATE",
-    "COMPUTE",
-    "WAIT",
-    "NamedSpans",
-    "Overlap",
-    "Span",
-    "actor_order",
-    "covered_us",
-    "lanes_of",
-    "union_us",
-]
-
 COMPUTE = "compute"
 COMMUNICATE = "communicate"
 WAIT = "wait"

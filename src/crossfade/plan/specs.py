@@ -13,8 +13,6 @@ from functools import cached_property
 from crossfade.plan.actions import Action
 from crossfade.types import CollectiveKind, ReduceOp, TargetDevice, Transport
 
-__all__ = ["BarePlan", "ChannelSpec", "CollectiveSpec", "CommunicatorSpec", "InputSpec", "NodeSpec"]
-
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:

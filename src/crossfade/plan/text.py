@@ -38,8 +38,6 @@ from crossfade.plan.device_streams import DeviceStream, stream_in, stream_out
 from crossfade.plan.specs import BarePlan, ChannelSpec, CollectiveSpec, NodeSpec
 from crossfade.types import CollectiveKind, TargetDevice, Transport
 
-__all__ = ["format_excerpt", "format_plan", "ring_bytes", "values_used"]
-
 Mark = tuple[str, int]
 """A step: the party's name and the position in its program."""
 

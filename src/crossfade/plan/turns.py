@@ -19,8 +19,6 @@ from crossfade.plan.order import Order
 from crossfade.plan.plan import ChannelSpec, Plan
 from crossfade.types import Transport
 
-__all__ = ["LARGE_BYTES", "LINK_GBS", "predecessors", "targets", "turn_peers"]
-
 LARGE_BYTES = 16 << 20
 """Shorter values neither wait for their turn nor are waited for: their 47 us of a link are little beside what hosts do."""
 

@@ -13,8 +13,6 @@ from typing import TypeAlias
 
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 
-__all__ = ["DeviceEdge", "upstream"]
-
 DeviceEdge: TypeAlias = Callable[[ChannelSpec | CollectiveSpec], bool]
 """Whether what goes through it stays on devices, so that its arrival is a matter of streams and not of hosts."""
 

@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 
-__all__ = ["Step", "Waits"]
-
 Step = tuple[str, int]
 """The party's name, and the position in its program."""
 

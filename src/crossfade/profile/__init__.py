@@ -11,7 +11,7 @@
     carriers.py     how each transport's transfers are enqueued
     bench.py        the seam for what is not a driver's call: matrix products, NCCL, the host's clock
     gpu.py          its side for GPUs, on torch
-    measures/       one measure a file
+    measures.py     all measures
     traces/         torch.profiler's files, and what their structure says
     doctor/         why a traced program is slow, and what each fix would win
 

@@ -10,8 +10,6 @@ from typing import Protocol
 
 from crossfade.device.driver import TimedDriver
 
-__all__ = ["Bench"]
-
 Exchange = Sequence[tuple[int, int]]
 """(rank, bytes) of what goes to, or comes from, other ranks."""
 

@@ -12,8 +12,6 @@ from crossfade.profile.crew import Crew, StepFailed
 from crossfade.profile.steps import Step
 from crossfade.topology import Crowd, Launch, Link, Rate, Slowdown, Topology
 
-__all__ = ["LIMIT_S", "Progress", "calibrate", "start_from"]
-
 LIMIT_S = 110.0
 """No step begins later."""
 MOST_FAILURES = 2
@@ -61,15 +59,8 @@ def calibrate(
     clock_s: Callable[[], float] = time.monotonic,
     before: Callable[[Step], None] = lambda step: None,
 ) -> Generator[Progress, None, None]:
-    """Measures, and tells after each step; a step that fails does not stop the others. The crew is closed at the end.
-
-    Args:
-        topology: the devices and links, and what is known of them.
-        steps: what to measure.
-        crew: runs the steps.
-        limit_s: no step begins later than this.
-        clock_s: tells the time in seconds.
-        before: called with each step that begins.
+    """Measures, and tells after each step; a step that fails does not stop the others. The crew is closed at the end. No step
+    begins later than ``limit_s`` by ``clock_s``; ``before`` is called with each that begins.
     """
     deadline_s = clock_s() + limit_s
     failures: Counter[tuple[str, str]] = Counter()

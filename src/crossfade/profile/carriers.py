@@ -21,8 +21,6 @@ from crossfade.profile.context import BUFFER_BYTES, STAGED_LAYOUT, Context, Told
 from crossfade.profile.steps import COPY, NCCL, STAGED, Step
 from crossfade.profile.timing import IDLE, Part
 
-__all__ = ["most_at_once", "parts_of"]
-
 _MOST_QUEUED = 64
 """Transfers that are enqueued ahead: far less than what a stream holds without blocking the host."""
 

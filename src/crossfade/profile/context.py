@@ -21,8 +21,6 @@ from crossfade.host.memory import Memory
 from crossfade.profile.bench import Bench
 from crossfade.profile.steps import Step
 
-__all__ = ["BUFFER_BYTES", "STAGED_LAYOUT", "Context", "Measure", "Told", "make_shared"]
-
 BUFFER_BYTES = 256 << 20
 """The longest transfer."""
 STAGED_LAYOUT = StagedLayout(num_chunks=44, chunk_bytes=3 << 20)

@@ -28,8 +28,6 @@ from crossfade.profile.context import make_shared
 from crossfade.profile.lines import Line
 from crossfade.profile.steps import NCCL, Step
 
-__all__ = ["Crew", "Processes", "StepFailed"]
-
 _START_LIMIT_S, _JOIN_LIMIT_S, _CLOSE_LIMIT_S = 60.0, 40.0, 5.0
 _ENVIRONMENT = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # staged ends have three streams each

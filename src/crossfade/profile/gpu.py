@@ -12,8 +12,6 @@ from crossfade.errors import DeviceError
 from crossfade.profile.bench import Exchange
 from crossfade.profile.context import BUFFER_BYTES
 
-__all__ = ["GpuBench"]
-
 GEMM_SIZE = 4096
 """Matrix products of this size fill a data-centre GPU; one takes a few hundred microseconds."""
 MEMORY_BYTES = 256 << 20

@@ -6,8 +6,6 @@ import json
 import socket
 from typing import Any
 
-__all__ = ["Line"]
-
 _PIECE_BYTES = 1 << 16
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from crossfade.topology import LinkKind, Topology
 
-__all__ = ["COPY", "NCCL", "STAGED", "TRANSPORTS", "WORKS", "Step", "steps_for"]
-
 COPY, STAGED, NCCL = TRANSPORTS = ("copy", "staged", "nccl")
 WORKS = ("gemm", "memory")
 

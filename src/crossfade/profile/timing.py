@@ -13,8 +13,6 @@ from typing import Any
 
 from crossfade.profile.context import Context, Told
 
-__all__ = ["IDLE", "Load", "Part", "measure_parts"]
-
 NUM_WARM, NUM_ROUNDS = 2, 7
 
 

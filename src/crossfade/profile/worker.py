@@ -25,8 +25,6 @@ from crossfade.profile.lines import Line
 from crossfade.profile.measures import MEASURES
 from crossfade.profile.steps import Step
 
-__all__ = ["MakeBench", "gpu_bench", "main", "serve"]
-
 MakeBench = Callable[[int], Bench]
 """Of the device's index in this process."""
 

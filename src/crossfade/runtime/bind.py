@@ -27,8 +27,6 @@ from crossfade.runtime.waiting import Bound, Waiting
 if TYPE_CHECKING:
     from crossfade.runtime.device_record import DeviceRecorder
 
-__all__ = ["Ends", "bind", "maker_of"]
-
 
 @dataclass(slots=True)
 class Ends:

@@ -8,8 +8,6 @@ from functools import reduce
 
 from crossfade.plan.actions import Action
 
-__all__ = ["Cursor", "Idle", "Round", "Step", "behind", "idle_of", "inside", "unless"]
-
 Step = Callable[[], bool]
 """One bound call: True when it has done its work, False when it cannot yet (and has then done nothing)."""
 

@@ -20,8 +20,6 @@ from random import Random
 
 from crossfade.device.driver import TimedDriver
 
-__all__ = ["DeviceClock", "Reading", "Trail"]
-
 NUM_TRIES = 12
 WANTED_NS = 8_000
 """What a reading may be wrong by; a GPU that does nothing else allows 2 to 6 us with the first tries."""

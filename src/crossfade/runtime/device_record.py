@@ -24,8 +24,6 @@ from crossfade.runtime.cursor import Round, Step
 from crossfade.runtime.device_clock import DeviceClock, Trail
 from crossfade.runtime.record import Recorder
 
-__all__ = ["MAX_DEVICE_SPANS", "DeviceRecorder", "Opened"]
-
 MAX_DEVICE_SPANS = 4096
 """The oldest spans of an actor's device are forgotten beyond this many: each has two events, all made beforehand."""
 

@@ -28,8 +28,6 @@ from crossfade.plan.actions import Action, Verb
 from crossfade.plan.plan import Plan
 from crossfade.runtime.cursor import Step
 
-__all__ = ["Guard"]
-
 _MAX_METHODS = 64
 _MAX_SHOWN = 4
 _HINT = "a value must not change once it was returned or passed: return a copy of what is used again, change a copy of what came"

@@ -21,8 +21,6 @@ from crossfade.channels.protocol import EMPTY
 from crossfade.errors import Failure
 from crossfade.runtime.cursor import Idle, Step
 
-__all__ = ["Intake", "Registers", "Wait", "settler"]
-
 
 class Registers:
     """The registers in which one party keeps its values."""

@@ -16,8 +16,6 @@ from typing import Any
 from crossfade.marks import mark
 from crossfade.runtime.cursor import Step
 
-__all__ = ["Ranges", "find_ranges"]
-
 VARIABLE = "CROSSFADE_NVTX"
 _PROFILER = "profiler"
 

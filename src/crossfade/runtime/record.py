@@ -10,8 +10,6 @@ from crossfade.plan.actions import COLL_STREAM, MAIN, RECV_STREAM, SEND_STREAM, 
 from crossfade.plan.spans import Span
 from crossfade.runtime.cursor import Round, Step
 
-__all__ = ["MAX_SPANS", "Recorder"]
-
 MAX_SPANS = 200_000
 """The oldest spans of an actor are forgotten beyond this many."""
 

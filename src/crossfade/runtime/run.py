@@ -9,8 +9,6 @@ from crossfade.errors import Failure
 from crossfade.plan.call import Call, Hole, fill
 from crossfade.runtime.cursor import Step
 
-__all__ = ["Runner", "returns"]
-
 
 class Runner:
     """Makes the step that runs a node's method. An error is the value of all its outputs, and passes methods by that would use it.

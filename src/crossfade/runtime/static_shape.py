@@ -18,8 +18,6 @@ from crossfade.types import DRIVER
 if TYPE_CHECKING:
     from crossfade.channels.values.shapes import Shapes
 
-__all__ = ["StaticShape"]
-
 _NUM_SHOWN = 4
 _HINT = "leave static_shape out of with_tensor_transport for a value whose tensors change, or compile a graph for each shape"
 

@@ -12,8 +12,6 @@ from crossfade.plan.text import values_used
 from crossfade.runtime.cursor import Idle, Step
 from crossfade.runtime.intake import Intake, Registers, Wait
 
-__all__ = ["Bound", "Waiting"]
-
 Make: TypeAlias = Callable[[Action], Intake]
 """Makes the intake of the value that a ``read``, ``recv`` or ``coll`` brings."""
 

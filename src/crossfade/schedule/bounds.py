@@ -16,8 +16,6 @@ from crossfade.schedule.simulate import Simulation
 from crossfade.schedule.workload import Workload
 from crossfade.types import DRIVER
 
-__all__ = ["Bound", "Bounds", "bounds_of", "predict_bounds"]
-
 
 @dataclass(frozen=True, slots=True)
 class Bound:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from crossfade.plan.spans import WAIT
 
-__all__ = ["LINK", "Happening", "Piece", "Trail", "critical_path"]
-
 LINK = "link"
 """The kind of what is on its way between actors; what actors do themselves has the kinds of spans."""
 

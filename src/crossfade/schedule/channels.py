@@ -11,8 +11,6 @@ from crossfade.schedule.draft import Draft
 from crossfade.schedule.transports import Gpus, Way, choose
 from crossfade.types import DRIVER, TargetDevice, Transport
 
-__all__ = ["DEVICE_SLOTS", "OVERLAP_DEPTH", "add_channels", "add_start_signal", "order_turns", "ring_depth"]
-
 OVERLAP_DEPTH = 2
 """Slots of a ring whose transport moves bytes in the background: one is being used while the next one is filled."""
 DEVICE_SLOTS = 2

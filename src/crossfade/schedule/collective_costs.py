@@ -22,7 +22,7 @@ allreduce, small   n <= 256 KiB: X(n) + K((W + 1) n)
 broadcast          p <= B: 2 signals + F(p), all fetch from the root      K(2 p) once: later pieces are made ready meanwhile
 =================  =====================================================  ====================================================
 
-F(p) is one copy from the root beside those for the others. Pieces of sums go two at a time (`peers/sums.py`): the addition of one
+F(p) is one copy from the root beside those for the others. Pieces of sums go two at a time (`peers/steps.py`): the addition of one
 goes on beside the other's copies, the signals that offer its sum too, and both hold up that sum's way to the others if they take
 longer. Averages are divided by a kernel, K(2 n) of what comes out. Other reductions are dealt out, reduced by kernels and gathered.
 
@@ -56,8 +56,6 @@ from crossfade.schedule.cost import BYTES_PER_US_AT_1_GBS, CostModel
 from crossfade.schedule.links import crowding
 from crossfade.topology import Crowd
 from crossfade.types import CollectiveKind, ReduceOp, Transport
-
-__all__ = ["BUFFER_BYTES", "Estimate", "estimate", "is_on_gpus"]
 
 BUFFER_BYTES = 32 << 20
 """Of a lane, on each GPU; `crossfade.collectives.movers.copies` gives its groups as much."""

@@ -18,8 +18,6 @@ from crossfade.plan.actions import COLL_STREAM, Action, Verb
 from crossfade.schedule.draft import Draft
 from crossfade.types import DRIVER
 
-__all__ = ["start_collectives"]
-
 
 def start_collectives(draft: Draft) -> Draft:
     """Moves collectives up and their writes down; comes before values are freed."""

@@ -17,8 +17,6 @@ from crossfade.schedule.messages import add_frees, add_messages, hoist_receives,
 from crossfade.schedule.transports import Gpus
 from crossfade.topology import Topology
 
-__all__ = ["compile_plan"]
-
 
 def compile_plan(
     graph: CheckedGraph,

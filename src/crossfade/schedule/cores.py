@@ -17,8 +17,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Cores", "Lane", "Work"]
-
 
 @dataclass(slots=True, eq=False)
 class Work:

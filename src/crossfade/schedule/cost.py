@@ -17,8 +17,6 @@ from crossfade.schedule import links
 from crossfade.topology import Topology
 from crossfade.types import CollectiveKind, Transport
 
-__all__ = ["CostModel", "Slowdown", "ring_share"]
-
 BYTES_PER_MB = 1e6
 BYTES_PER_US_AT_1_GBS = 1e3
 LARGE_BYTES = 1_000

@@ -38,18 +38,6 @@ from crossfade.schedule.transports import gpu_pairs
 from crossfade.schedule.workload import Workload
 from crossfade.types import TargetDevice, Transport
 
-__all__ = [
-    "Before",
-    "all_started",
-    "comes_down",
-    "device_steps",
-    "goes_up",
-    "holds",
-    "host_enqueued",
-    "is_pushed",
-    "push_of",
-]
-
 _THROUGH_HOSTS = (Transport.SHM, Transport.TCP)
 
 Before: TypeAlias = Mapping[tuple[str, str], str]

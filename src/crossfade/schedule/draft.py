@@ -11,8 +11,6 @@ from crossfade.plan.call import Call
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, CommunicatorSpec, InputSpec, NodeSpec, Plan
 from crossfade.schedule.transports import Wish
 
-__all__ = ["Draft"]
-
 
 @dataclass(slots=True)
 class Draft:

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
-__all__ = ["fit_line"]
-
 NEGLIGIBLE_US = 1e-3
 """Under the clock's resolution: differences of this size between measurements mean nothing."""
 

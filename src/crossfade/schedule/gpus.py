@@ -22,8 +22,6 @@ from crossfade.schedule.cores import Cores, Lane, Work
 from crossfade.schedule.cost import CostModel, Slowdown
 from crossfade.types import Transport
 
-__all__ = ["Exchange", "Flow", "GpuClock", "Kernels", "Push", "link_name", "push_time_us"]
-
 Port: TypeAlias = int | str
 """A GPU by its index, or a NIC by its name."""
 

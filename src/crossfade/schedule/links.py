@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from crossfade.topology import Topology
 
-__all__ = ["alone_us", "crowding", "crowding_of"]
-
 Pair = tuple[str, str]
 
 _SIGNALLED_APART = "copy"

@@ -18,12 +18,9 @@ from crossfade.graph.nodes import InputNode, InputPart, MethodNode, Node
 from crossfade.plan.actions import Action, Verb
 from crossfade.plan.call import Call, Hole
 from crossfade.plan.plan import CollectiveSpec, InputSpec, NodeSpec
-from crossfade.schedule.collective_transports import transport_of_collective
 from crossfade.schedule.draft import Draft
-from crossfade.schedule.transports import Gpus, Wish
+from crossfade.schedule.transports import Gpus, Wish, transport_of_collective
 from crossfade.types import DRIVER, TargetDevice, Transport
-
-__all__ = ["lower"]
 
 
 def lower(graph: CheckedGraph, gpus: Gpus, *, max_inflight: int) -> Draft:

@@ -16,8 +16,6 @@ from crossfade.schedule.network import Hosts
 from crossfade.schedule.workload import Workload
 from crossfade.types import Transport
 
-__all__ = ["Meetings"]
-
 _Began: TypeAlias = Callable[[CollectiveSpec, int], None]
 _Met: TypeAlias = Callable[[CollectiveSpec, int, Mapping[str, float]], None]
 

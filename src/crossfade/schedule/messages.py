@@ -10,8 +10,6 @@ from crossfade.plan.plan import ChannelSpec
 from crossfade.schedule.draft import Draft
 from crossfade.types import DRIVER, Transport
 
-__all__ = ["add_frees", "add_messages", "hoist_receives", "trail_sends"]
-
 
 def add_messages(draft: Draft) -> Draft:
     """Writes and sends right after the value is made, reads and receives right before its first use.

@@ -19,8 +19,6 @@ from crossfade.schedule.cost import BYTES_PER_US_AT_1_GBS, CostModel
 from crossfade.schedule.gpus import Flow, GpuClock, Kernels, link_name
 from crossfade.types import Transport
 
-__all__ = ["Connections", "Hosts", "told_apart"]
-
 
 def told_apart(plan: Plan) -> Plan:
     """The plan with a number of its own for each GPU, where hosts count theirs alike."""

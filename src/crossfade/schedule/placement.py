@@ -20,14 +20,10 @@ from crossfade.hints import nearest
 from crossfade.topology import Topology
 from crossfade.types import DRIVER
 
-__all__ = ["place"]
-
 
 def place(topology: Topology, actors: Mapping[str, Sequence[int]]) -> Places:
-    """Places the actors. ``actors`` has the GPUs that each has booked, by any numbers: equal ones are one GPU.
-
-    Raises:
-        GraphError: no host has room for an actor, or a pattern of the placement fits no actor or no host.
+    """Places the actors. ``actors`` has the GPUs that each has booked, by any numbers: equal ones are one GPU. Raises a
+    `GraphError`, if no host has room for an actor, or a pattern of the placement fits no actor or no host.
     """
     found = _Placing(topology.cluster, topology.placement)
     _check_patterns(topology, [DRIVER, *actors])

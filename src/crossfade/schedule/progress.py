@@ -16,8 +16,6 @@ from crossfade.schedule.cores import Work
 from crossfade.schedule.strands import Need, Step, Strand
 from crossfade.types import Transport
 
-__all__ = ["Cursor", "Inbox", "Process", "Transfer", "check_that_all_is_done"]
-
 SHOWN_STUCK = 8
 """How many of the stuck parties an error names."""
 

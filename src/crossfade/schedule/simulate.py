@@ -47,8 +47,6 @@ from crossfade.schedule.strands import Need
 from crossfade.schedule.workload import Workload
 from crossfade.types import Transport
 
-__all__ = ["Simulation", "simulate"]
-
 
 def simulate(
     plan: Plan, workload: Workload, costs: CostModel, num_executions: int = 1, inflight: int | None = None

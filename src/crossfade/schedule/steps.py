@@ -38,8 +38,6 @@ from crossfade.schedule.strands import Need, Step, Strand
 from crossfade.schedule.workload import Workload
 from crossfade.types import DRIVER, Transport
 
-__all__ = ["GET_STREAM", "NETWORK_STREAM", "reached", "strands_of"]
-
 GET_STREAM = "get"
 """The stream on which a predicted timeline shows the driver getting outputs."""
 NETWORK_STREAM = "network"

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec
 from crossfade.schedule.gpus import Kernels, Push
 
-__all__ = ["Need", "Step", "Strand"]
-
 
 @dataclass(frozen=True, slots=True)
 class Need:

@@ -16,8 +16,6 @@ from crossfade.plan.plan import NodeSpec, Plan
 from crossfade.plan.spans import COMPUTE
 from crossfade.plan.timeline import Timeline
 
-__all__ = ["Workload"]
-
 NUM_NAMED = 6
 """How many of a graph's names an error shows."""
 _FORM = 'for example {"compute_us": {"forward": 2000}, "default_value_bytes": 1000000}'

@@ -21,8 +21,6 @@ import numpy as np
 from crossfade.channels.protocol import EMPTY, Reader, Writer
 from crossfade.errors import ChannelBroken, ChannelClosed, Failure
 
-__all__ = ["ChannelSuite", "OpenPair", "suite"]
-
 OpenPair = Callable[[int, int], AbstractContextManager[tuple[Writer, Sequence[Reader]]]]
 
 _TIME_LIMIT_S = 30.0

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from crossfade.device.driver import Allocation
 from crossfade.device.ledger import Ledger
 
-__all__ = ["StandIn"]
-
 
 class StandIn:
     """The part of `crossfade.device.driver.Driver` that does not depend on when operations run. A subclass is the policy.

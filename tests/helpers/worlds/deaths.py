@@ -20,7 +20,7 @@ from crossfade.device.ring import num_signals
 from crossfade.device.signals import Counter
 from crossfade.errors import ChannelBroken
 from crossfade.host.processes import Alive
-from crossfade.peers import sums
+from crossfade.peers import steps
 from crossfade.peers.lane import Lane
 from crossfade.testing.fake import FakeDriver, Fault, Machine, Until
 from crossfade.testing.fake.explore import _Run
@@ -300,8 +300,8 @@ class DeathWorld:
         data = content(driver.device, 0, 0, self._call.count)
         make(driver, stream, "the input", source, data)
         lane.begin(stream, num_streams=1, is_captured=False)
-        job = sums.Job(target, source, self._call.count, WORD)
-        sums.all_reduce([lane], stream, [job], self._call.tuning(driver.device))
+        job = steps.Job(target, source, self._call.count, WORD)
+        steps.all_reduce([lane], stream, [job], self._call.tuning(driver.device))
         use(driver, stream, "the output", target, size_bytes, seen)
         return stream, seen
 
@@ -325,12 +325,7 @@ class DeathWorld:
             yield None
 
     def _use(
-        self,
-        driver: FakeDriver,
-        stream: int,
-        seen: Sequence[bytes],
-        heard: Sequence[bool],
-        is_dead: Sequence[bool],
+        self, driver: FakeDriver, stream: int, seen: Sequence[bytes], heard: Sequence[bool], is_dead: Sequence[bool]
     ) -> Program:
         yield driver.until_idle(stream)
         if heard or (self._is_asking and is_dead):

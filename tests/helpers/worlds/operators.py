@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -162,6 +163,20 @@ def _steps(
     return [Step(0, sends), Step(0, None, partial(product, *rows[memory.rank]), add)]
 
 
+def draw_options(draw: st.DrawFn, num_ranks: int, num_lanes: int, *, is_eager: bool) -> dict[str, Any]:
+    """What all operators' worlds are drawn with."""
+    return {
+        "num_queues": draw(st.sampled_from([None, None, 1, 2, 3])),
+        "buffer_bytes": SLOT_ALIGNMENT * num_ranks,
+        "num_lanes": num_lanes,
+        "num_user_streams": num_lanes,
+        "is_replayable": not is_eager or draw(st.booleans()),
+        "is_launched_elsewhere": draw(st.booleans()),
+        "num_parts": draw(st.integers(1, 4)),
+        "is_turned": draw(st.booleans()),
+    }
+
+
 @st.composite
 def ops_worlds(draw: st.DrawFn) -> OpsWorld:
     """One to four ranks, up to two lanes on a stream each, eager rounds and replays, hardware queues that streams share or not."""
@@ -176,16 +191,4 @@ def ops_worlds(draw: st.DrawFn) -> OpsWorld:
         operator = draw(st.sampled_from(OPERATORS))
         is_put = is_shared and operator in (Collective.ALL_REDUCE, Collective.ALL_GATHER)
         calls.append(Call(operator, count, lane, stream, is_shared=is_put))
-    return OpsWorld(
-        calls,
-        num_ranks,
-        rounds,
-        draw(st.sampled_from([None, None, 1, 2, 3])),
-        buffer_bytes=SLOT_ALIGNMENT * num_ranks,
-        num_lanes=num_lanes,
-        num_user_streams=num_lanes,
-        is_replayable=not is_eager or draw(st.booleans()),
-        is_launched_elsewhere=draw(st.booleans()),
-        num_parts=draw(st.integers(1, 4)),
-        is_turned=draw(st.booleans()),
-    )
+    return OpsWorld(calls, num_ranks, rounds, **draw_options(draw, num_ranks, num_lanes, is_eager=is_eager))

@@ -14,7 +14,7 @@ from typing import Any
 
 from crossfade.device.capture import Replay, capture
 from crossfade.device.signals import WORD_BYTES, SignalBoard
-from crossfade.peers import steps, sums
+from crossfade.peers import steps
 from crossfade.peers.exchange import barrier
 from crossfade.peers.lane import NUM_EPOCHS, Lane, num_words
 from crossfade.peers.memory import GroupMemory, Kind, Reduction
@@ -279,9 +279,9 @@ class PeerWorld:
             case Collective.ALL_TO_ALL:
                 steps.all_to_all(lane, stream, target, source, size_bytes, tuning, site.offset)
             case Collective.REDUCE_SCATTER:
-                sums.reduce_scatter(row, stream, [sums.Job(target, source, call.count, WORD)], tuning)
+                steps.reduce_scatter(row, stream, [steps.Job(target, source, call.count, WORD)], tuning)
             case Collective.ALL_REDUCE:
-                sums.all_reduce(row, stream, [sums.Job(target, source, call.count, WORD, site.offset)], tuning)
+                steps.all_reduce(row, stream, [steps.Job(target, source, call.count, WORD, site.offset)], tuning)
             case Collective.BROADCAST:
                 steps.broadcast(lane, stream, ROOT % self.num_ranks, target, source, size_bytes, tuning)
             case Collective.BARRIER:

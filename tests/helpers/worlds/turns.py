@@ -21,10 +21,10 @@ from crossfade.ops.algorithms import schedule
 from crossfade.ops.algorithms.schedule import Run, Send, Step
 from crossfade.ops.calls.products import cut_evenly, in_order, place, shares
 from crossfade.peers import steps
-from crossfade.peers.lane import SLOT_ALIGNMENT, Epoch, Lane
+from crossfade.peers.lane import Epoch, Lane
 from crossfade.peers.memory import Reduction
 from crossfade.testing.fake import FakeDriver
-from tests.helpers.worlds.operators import OPERATORS, OpsWorld, Product
+from tests.helpers.worlds.operators import OPERATORS, OpsWorld, Product, draw_options
 from tests.helpers.worlds.ranks import WORD, Call, Collective, PeerWorld, Round, Site
 
 SUMS = (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)
@@ -248,14 +248,7 @@ def turns_worlds(draw: st.DrawFn) -> TurnsWorld:
         calls,
         num_ranks,
         rounds,
-        draw(st.sampled_from([None, None, 1, 2, 3])),
-        buffer_bytes=SLOT_ALIGNMENT * num_ranks,
-        num_lanes=num_lanes,
-        num_user_streams=num_lanes,
-        is_replayable=not is_eager or draw(st.booleans()),
-        is_launched_elsewhere=draw(st.booleans()),
-        num_parts=draw(st.integers(1, 4)),
-        is_turned=draw(st.booleans()),
+        **draw_options(draw, num_ranks, num_lanes, is_eager=is_eager),
         ways=ways,
         lag=draw(st.integers(0, 3)),
         taper=draw(st.integers(1, 3)),

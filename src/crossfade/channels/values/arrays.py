@@ -15,8 +15,6 @@ import numpy as np
 
 from crossfade.channels.values.layout import Encoded, Pickled, encode
 
-__all__ = ["describe_array", "encode_array", "rebuild_array"]
-
 _MANY = 1024
 
 

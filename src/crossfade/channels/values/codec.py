@@ -17,20 +17,6 @@ from crossfade.channels.values.fitting import Fitting, refuse_too_large, too_lar
 from crossfade.channels.values.layout import Encoded, Pickled, encode, split
 from crossfade.errors import Failure
 
-__all__ = [
-    "PLAIN_TYPES",
-    "array_codec",
-    "decode",
-    "dump_constants",
-    "dump_in_band",
-    "hint_for_pickling",
-    "hint_for_unpickling",
-    "is_plain",
-    "message_of",
-    "prepare",
-    "undecodable",
-]
-
 PLAIN_TYPES: Final = frozenset({bytes, bytearray, str, int, float, bool, complex, type(None)})
 """What is pickled as it is: there is nothing in it."""
 

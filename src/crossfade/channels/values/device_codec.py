@@ -41,21 +41,6 @@ from crossfade.channels.values.tensors import (
 )
 from crossfade.host.memory import align
 
-__all__ = [
-    "ALIGN_BYTES",
-    "LaneOf",
-    "Make",
-    "OpenLanes",
-    "Placed",
-    "Split",
-    "Splitter",
-    "dense",
-    "join",
-    "notes_of",
-    "places_of",
-    "split_for_host",
-]
-
 ALIGN_BYTES = 256
 
 LaneOf: TypeAlias = Callable[[torch.Tensor], int | None]

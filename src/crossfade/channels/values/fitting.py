@@ -8,8 +8,6 @@ from typing import Any
 
 from crossfade.host.memory import available_bytes
 
-__all__ = ["Fitting", "refuse_too_large", "too_large"]
-
 _LARGE_BYTES = 64 << 20
 """Smaller values are not checked: reading how much memory is available takes longer than copying them."""
 

@@ -29,8 +29,6 @@ from typing import Any, TypeAlias
 from crossfade.channels.values.fitting import refuse_too_large
 from crossfade.host.memory import align
 
-__all__ = ["Encoded", "Parts", "Pickled", "buffer_places", "copy_bytes", "encode", "split"]
-
 _HEAD = struct.Struct("<QQ")
 _ENTRY = struct.Struct("<QQ")
 _FLAG = 1 << 63

@@ -11,8 +11,6 @@ import torch
 from crossfade.channels.values.codec import PLAIN_TYPES
 from crossfade.channels.values.tensors import TensorPickler, TensorReducer, dump_by_cloudpickle
 
-__all__ = ["Shapes", "shapes_of"]
-
 Shapes: TypeAlias = tuple[tuple[torch.Size, torch.dtype], ...]
 """(shape, dtype) of each tensor of a value, each once, in the order in which the pickler meets them."""
 

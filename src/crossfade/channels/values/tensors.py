@@ -18,19 +18,6 @@ import torch
 
 from crossfade.channels.values.layout import Pickled
 
-__all__ = [
-    "OwnTensorReducer",
-    "Place",
-    "TensorPickler",
-    "TensorReducer",
-    "bring_to_host",
-    "dump_by_cloudpickle",
-    "is_dense",
-    "rebuild_device_tensor",
-    "reduce_as_torch",
-    "tensor_of",
-]
-
 Place: TypeAlias = Callable[[torch.dtype, tuple[int, ...], bool], torch.Tensor]
 """Makes a tensor of a dtype and a shape; told whether it lay on a device where it came from."""
 

@@ -33,8 +33,6 @@ from crossfade.errors import ChannelBroken, DeviceError, MissingDependency
 from crossfade.host.tcp import let_nccl_meet_at
 from crossfade.types import CollectiveKind, ReduceOp
 
-__all__ = ["C10dMover"]
-
 _PACKED_BYTES = 256 << 10
 """CPU tensors up to this size that are reduced in one dtype are copied together, and reduced as one."""
 _OPS = {

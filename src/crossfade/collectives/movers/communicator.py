@@ -14,8 +14,6 @@ from crossfade.collectives.terms import Terms
 from crossfade.edges.by_communicator import call
 from crossfade.types import CollectiveKind
 
-__all__ = ["CommunicatorMover"]
-
 
 class CommunicatorMover:
     """Blocks in the user's code. The communicator is initialized already, and stays the caller's.

@@ -33,8 +33,6 @@ from crossfade.peers.exported import Rank, Shape, open_exported
 from crossfade.peers.group import PeerGroup
 from crossfade.types import CollectiveKind, ReduceOp
 
-__all__ = ["CopyMover"]
-
 _NUM_LANES = 2
 _GPU_BUFFER_BYTES = 32 << 20
 _HOST_BUFFER_BYTES = 1 << 20

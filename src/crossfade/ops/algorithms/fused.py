@@ -16,16 +16,13 @@ from typing import TYPE_CHECKING, Any
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.errors import DeviceError
 from crossfade.ops.algorithms import plain
-from crossfade.ops.calls.job import Job, whole
-from crossfade.ops.calls.shape import Operator, Shape, takes_fused
-from crossfade.ops.calls.torch_collectives import require_group
+from crossfade.ops.calls.job import Job, Operator, Shape, takes_fused, whole
+from crossfade.ops.calls.products import require_group
 
 if TYPE_CHECKING:
     import torch
 
     from crossfade.peers.group import PeerGroup
-
-__all__ = ["all_gather", "is_offered", "reduce_scatter", "shared_bytes"]
 
 _FUNCTIONS = {Operator.REDUCE_SCATTER: "fused_matmul_reduce_scatter", Operator.ALL_GATHER: "fused_all_gather_matmul"}
 _MODULE = "torch.distributed._symmetric_memory"

@@ -27,16 +27,6 @@ from crossfade.device.copies import cut, enqueue, stagger
 from crossfade.peers.exchange import barrier
 from crossfade.peers.lane import Epoch, Lane
 
-__all__ = [
-    "Part",
-    "all_gather",
-    "all_gather_into",
-    "all_to_all",
-    "all_to_all_first",
-    "arrivals",
-    "copy",
-]
-
 
 class Part(NamedTuple):
     """A share of one rank."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from crossfade.ops.calls import torch_collectives as collectives
+from crossfade.ops.calls import products as collectives
 from crossfade.ops.calls.job import Job, whole
 from crossfade.ops.calls.products import multiply
-
-__all__ = ["all_gather", "all_reduce", "all_to_all", "all_to_all_first", "reduce_scatter"]
 
 
 def reduce_scatter(job: Job) -> None:

@@ -21,25 +21,14 @@ from crossfade.device.copies import stagger
 from crossfade.ops.algorithms import overlaps, schedule
 from crossfade.ops.algorithms.overlaps import Part
 from crossfade.ops.algorithms.schedule import Run, Send, Step
-from crossfade.ops.calls.job import Job, OnLane, on_lane
-from crossfade.ops.calls.products import (
-    cut_evenly,
-    fits,
-    in_order,
-    least_rounds,
-    multiply_rows,
-    place,
-    require_slot,
-    shares,
-)
+from crossfade.ops.calls.job import Job, OnLane, multiply_rows, on_lane
+from crossfade.ops.calls.products import cut_evenly, fits, in_order, least_rounds, place, require_slot, shares
 from crossfade.peers.arguments import kind_of
 from crossfade.peers.lane import Epoch
 from crossfade.peers.memory import Reduction
 
 if TYPE_CHECKING:
-    import torch
-
-__all__ = ["all_gather", "all_reduce", "all_to_all", "all_to_all_first", "reduce_scatter"]
+    from torch import Tensor
 
 
 def reduce_scatter(job: Job, *, rounds: int, lag: int, taper: int) -> None:
@@ -92,8 +81,8 @@ class _Sums:
         self,
         job: Job,
         stream: int,
-        rows: list[torch.Tensor],
-        blocks: list[torch.Tensor],
+        rows: list[Tensor],
+        blocks: list[Tensor],
         shares: Sequence[int],
         *,
         is_offered: bool = False,
@@ -175,7 +164,7 @@ def _use(job: Job, at: OnLane, begin: int, end: int, peer: int, address: int) ->
         _keep(at, job.gathered[place], address)
 
 
-def _keep(at: OnLane, target: torch.Tensor, address: int) -> None:
+def _keep(at: OnLane, target: Tensor, address: int) -> None:
     if target.data_ptr() != address:
         at.lane.memory.kernels.copy(at.stream, target.data_ptr(), address, target.nbytes)
 
@@ -226,9 +215,7 @@ def all_to_all_first(job: Job, *, rounds: int, lag: int = 0, taper: int = 1) -> 
         overlaps.all_to_all_first(at.lane, at.stream, work)
 
 
-def _use_share(
-    job: Job, at: OnLane, outs: list[torch.Tensor], kept: list[torch.Tensor] | None, peer: int, address: int
-) -> None:
+def _use_share(job: Job, at: OnLane, outs: list[Tensor], kept: list[Tensor] | None, peer: int, address: int) -> None:
     out = outs[peer]
     if not len(out):
         return
@@ -237,29 +224,27 @@ def _use_share(
         _keep(at, kept[peer], address)
 
 
-def _compute_into(job: Job, sent: list[torch.Tensor], own: torch.Tensor, peer: int, address: int | None) -> None:
+def _compute_into(job: Job, sent: list[Tensor], own: Tensor, peer: int, address: int | None) -> None:
     rows = sent[peer]
     multiply_rows(job, rows, own if address is None else _at(job, address, len(rows), job.num_columns))
 
 
-def _shares(
-    tensor: torch.Tensor, firsts: list[int], counts: tuple[int, ...], begin: int, end: int
-) -> list[torch.Tensor]:
+def _shares(tensor: Tensor, firsts: list[int], counts: tuple[int, ...], begin: int, end: int) -> list[Tensor]:
     """Of each rank's rows, those from ``begin`` to ``end``, as far as there are any."""
     pairs = zip(firsts, counts, strict=True)
     return [tensor[first + min(begin, count) : first + min(end, count)] for first, count in pairs]
 
 
-def _at(job: Job, address: int, rows: int, columns: int) -> torch.Tensor:
+def _at(job: Job, address: int, rows: int, columns: int) -> Tensor:
     """What lies in this rank's buffer, as a matrix."""
     return tensor_on(address, (rows, columns), job.a.dtype, job.group.memory.driver.device)
 
 
-def _part(tensor: torch.Tensor) -> Part:
+def _part(tensor: Tensor) -> Part:
     return Part(tensor.data_ptr(), tensor.nbytes)
 
 
-def _cut(job: Job, length: int, tensor: torch.Tensor, rounds: int) -> list[tuple[int, int]]:
+def _cut(job: Job, length: int, tensor: Tensor, rounds: int) -> list[tuple[int, int]]:
     """The share of a block of ``length`` rows of ``tensor`` that each round has: 1/R, or as much as a slot takes."""
     slot_bytes = job.group.lane(job.lane).slot_bytes
     row_bytes = tensor.shape[1] * tensor.itemsize

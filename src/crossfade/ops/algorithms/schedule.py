@@ -34,8 +34,6 @@ from crossfade.ops.algorithms.overlaps import arrivals, copy
 from crossfade.peers.exchange import barrier
 from crossfade.peers.lane import Epoch, Lane
 
-__all__ = ["Run", "Send", "Step", "all_reduce", "reduce_scatter"]
-
 
 class Send(NamedTuple):
     """A piece that goes to its rank."""

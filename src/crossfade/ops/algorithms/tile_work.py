@@ -18,11 +18,9 @@ from crossfade.ops.signaled.tiles import Stretch, TileConfig, TilePlan, even_blo
 from crossfade.peers.lane import Epoch
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from crossfade.peers.group import PeerGroup
-
-__all__ = ["TileWork", "work_of"]
 
 _WORKS = "tile works"
 
@@ -90,7 +88,7 @@ class TileWork:
         own_memory = memory.buffers[memory.rank]
         self._also, self._also_base = loader.table([own_memory]), own_memory
 
-    def steps(self, job: Job, stream: int, products: torch.Tensor, own_address: int) -> list[Step]:
+    def steps(self, job: Job, stream: int, products: Tensor, own_address: int) -> list[Step]:
         """The launches of one call."""
         address = products.data_ptr()
         is_captured = job.group.is_capturing()
@@ -117,7 +115,7 @@ class TileWork:
     def _launch(
         self,
         job: Job,
-        products: torch.Tensor,
+        products: Tensor,
         stream: int,
         stretch: Stretch,
         target: Target,
@@ -161,5 +159,5 @@ class TileWork:
         return found
 
 
-def _with(kept: torch.Tensor, launch: Callable[[], None]) -> None:
+def _with(kept: Tensor, launch: Callable[[], None]) -> None:
     launch()

@@ -13,14 +13,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from crossfade.ops.algorithms import schedule
-from crossfade.ops.calls.job import Job, on_lane
+from crossfade.ops.calls.job import Job, Operator, on_lane
 from crossfade.ops.calls.products import require_slot
-from crossfade.ops.calls.shape import Operator
 
 if TYPE_CHECKING:
     from crossfade.ops.algorithms.tile_work import TileWork
-
-__all__ = ["all_reduce", "prepare", "reduce_scatter"]
 
 
 def reduce_scatter(job: Job, *, rounds: int, group_rows: int, reserve_sms: int) -> None:

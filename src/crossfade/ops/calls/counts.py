@@ -8,13 +8,11 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Self
 
 from crossfade.device.borrowed import torch_or_raise
-from crossfade.ops.calls.torch_collectives import all_gather
+from crossfade.ops.calls.products import all_gather
 from crossfade.peers.groups import group_of
 
 if TYPE_CHECKING:
     from crossfade.peers.groups import GroupLike
-
-__all__ = ["Counts", "gather_counts"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""One call of an operator: what it may be given, what an algorithm gets of it, and how that begins and ends on its lane.
+"""One call of an operator: its shape, what it may be given, what an algorithm gets of it, and how that begins and ends on its lane.
 
 Letters, for all of this room: W ranks, r this one, p another; ``a`` (M, K), ``b`` (K, N), and the product (M, N) of each rank.
 """
@@ -7,38 +7,113 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from crossfade.errors import DeviceError
-from crossfade.ops.calls.shape import ITEM_BYTES, Layout
+from crossfade.ops.calls.products import multiply
 from crossfade.peers.arguments import check_overlap, check_tensor, describe, packed
 from crossfade.peers.lane import Lane
 from crossfade.peers.steps import end
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from crossfade.ops.calls.counts import Counts
     from crossfade.peers.group import PeerGroup
 
-__all__ = [
-    "DTYPES",
-    "Algorithm",
-    "Given",
-    "Job",
-    "OnLane",
-    "Once",
-    "check_operands",
-    "check_out",
-    "layout_of",
-    "on_lane",
-    "refuse_in_capture",
-    "rows_for_each",
-    "store",
-    "whole",
-]
+
+class Operator(StrEnum):
+    """The functions for which an algorithm is chosen."""
+
+    REDUCE_SCATTER = "matmul_reduce_scatter"
+    ALL_REDUCE = "matmul_all_reduce"
+    ALL_GATHER = "all_gather_matmul"
+    ALL_TO_ALL = "matmul_all_to_all"
+
+
+class Layout(StrEnum):
+    """How ``b`` lies in memory; ``a`` is row-major."""
+
+    ROWS = "nn"
+    """Row-major: contiguous."""
+    COLUMNS = "nt"
+    """The transpose of a contiguous matrix, such as the weight of a linear layer."""
+
+
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+"""Bytes of an element."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One product and its collective. All ranks have equal ones.
+
+    Attributes:
+        operator: the function's name, such as ``matmul_reduce_scatter``; one of `Operator` where it is to be done.
+        m: rows of this rank's product; for ``all_gather_matmul`` those of all ranks. Where ranks have different numbers of rows
+            (``matmul_all_to_all``) the most that one of them may have, so that all choose alike.
+        n, k: its columns, and what is summed over.
+        dtype: of the elements, as torch calls it, such as ``bfloat16``.
+        layout: one of `Layout`.
+        num_ranks: W.
+
+    Raises:
+        ValueError: a length is negative, or there is no rank, or a type is none of `ITEM_BYTES`.
+    """
+
+    operator: str
+    m: int
+    n: int
+    k: int
+    dtype: str
+    layout: str
+    num_ranks: int
+
+    def __post_init__(self) -> None:
+        if min(self.m, self.n, self.k) < 0 or self.num_ranks < 1:
+            raise ValueError(f"{self} does not exist\nhint: lengths are not negative, and there is at least one rank")
+        if self.dtype not in ITEM_BYTES:
+            raise ValueError(f"there is no type {self.dtype!r} here\nhint: one of {', '.join(ITEM_BYTES)}")
+
+    @property
+    def item_bytes(self) -> int:
+        """Of one element."""
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def rows_of_a(self) -> int:
+        """Of this rank's ``a``."""
+        return self.m // self.num_ranks if self.operator == Operator.ALL_GATHER else self.m
+
+    @property
+    def bucket(self) -> Shape:
+        """The shape that stands for this one and for others like it in choices: N and K are the same, M is not less.
+
+        The rows of each rank are rounded up to 1, 2, 3, 4, 6, 8, 12, 16, ...: so M is a multiple of W, and at most half as large
+        again (or W - 1 more).
+        """
+        rows = -(-self.m // self.num_ranks)
+        return replace(self, m=self.num_ranks * _step_up(rows))
+
+    def __str__(self) -> str:
+        return f"{self.operator} {self.m},{self.n},{self.k} {self.dtype} {self.layout} x{self.num_ranks}"
+
+
+def _step_up(rows: int) -> int:
+    """The least of 0, 1, 2, 3, 4, 6, 8, 12, ... that is not less."""
+    if rows <= 2:
+        return rows
+    power = 1 << (rows - 1).bit_length()
+    middle = power // 4 * 3
+    return middle if rows <= middle else power
+
+
+def takes_fused(operator: Operator, lane: int, *, has_bias: bool) -> bool:
+    """Whether torch's fused operators take such calls; where they do not, the algorithm ``fused`` is ``plain``."""
+    return not lane and not (operator == Operator.REDUCE_SCATTER and has_bias)
 
 
 class Once:
@@ -75,11 +150,11 @@ class Job:
     name: str  # of the operator, for errors
     group: PeerGroup  # whose ranks do it
     lane: int  # the number of the lane
-    a: torch.Tensor
-    b: torch.Tensor  # (K, N), contiguous or the transpose of a contiguous one
-    bias: torch.Tensor | None  # (N,), or None where this rank adds none
-    out: torch.Tensor  # 2 dimensions, contiguous; what the operator gives
-    gathered: torch.Tensor | None = None  # all-gather: (W M, K), contiguous; gets all ranks' ``a``
+    a: Tensor
+    b: Tensor  # (K, N), contiguous or the transpose of a contiguous one
+    bias: Tensor | None  # (N,), or None where this rank adds none
+    out: Tensor  # 2 dimensions, contiguous; what the operator gives
+    gathered: Tensor | None = None  # all-gather: (W M, K), contiguous; gets all ranks' ``a``
     counts: Counts | None = None  # all-to-all: the rows from each rank to each
     has_bias: bool = False  # the caller gave one, which another rank may add
     is_new_out: bool = False  # the caller has not seen ``out`` yet
@@ -90,7 +165,7 @@ class Job:
         """N."""
         return self.b.shape[1]
 
-    def empty(self, *shape: int) -> torch.Tensor:
+    def empty(self, *shape: int) -> Tensor:
         """A tensor of the operands' type and device, with nothing in it yet."""
         return self.a.new_empty(shape)
 
@@ -135,6 +210,12 @@ def on_lane(job: Job) -> Iterator[OnLane]:
     group.check_call(lane)
 
 
+def multiply_rows(job: Job, a: Tensor, out: Tensor) -> None:
+    """``out`` becomes the product of these rows of the job; on a CPU in its place in a captured graph."""
+    if out.numel():
+        job.group.do(lambda: multiply(a, job.b, out, job.bias))
+
+
 def whole(job: Job, body: Callable[[], None]) -> None:
     """A call that is torch's alone; a lane whose ranks have died refuses it like any other."""
     lane = job.group.lane(job.lane)
@@ -164,12 +245,12 @@ DTYPES = tuple(ITEM_BYTES)
 class Given(NamedTuple):
     """What was given, checked."""
 
-    a: torch.Tensor  # (M, K): all leading dimensions are rows
-    b: torch.Tensor  # (K, N), in one of the layouts
-    bias: torch.Tensor | None  # (N,), contiguous, or None
+    a: Tensor  # (M, K): all leading dimensions are rows
+    b: Tensor  # (K, N), in one of the layouts
+    bias: Tensor | None  # (N,), contiguous, or None
 
 
-def check_operands(name: str, group: PeerGroup, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> Given:
+def check_operands(name: str, group: PeerGroup, a: Tensor, b: Tensor, bias: Tensor | None) -> Given:
     """Checks the inputs of an operator."""
     check_tensor(group, f"a of {name}", a)
     check_tensor(group, f"b of {name}", b)
@@ -191,7 +272,7 @@ def check_operands(name: str, group: PeerGroup, a: torch.Tensor, b: torch.Tensor
     return Given(rows, b, None if bias is None else packed(group, bias))
 
 
-def _check_type(name: str, a: torch.Tensor) -> None:
+def _check_type(name: str, a: Tensor) -> None:
     dtype = str(a.dtype).removeprefix("torch.")
     if dtype in DTYPES:
         return
@@ -203,7 +284,7 @@ def _check_type(name: str, a: torch.Tensor) -> None:
     raise TypeError(f"{name} takes no {a.dtype}\nhint: one of {', '.join(DTYPES)}")
 
 
-def layout_of(name: str, b: torch.Tensor) -> Layout:
+def layout_of(name: str, b: Tensor) -> Layout:
     """The layout of ``b``."""
     if b.is_contiguous():
         return Layout.ROWS
@@ -219,11 +300,11 @@ def check_out(
     name: str,
     group: PeerGroup,
     given: Given,
-    out: torch.Tensor | None,
+    out: Tensor | None,
     shape: tuple[int, ...],
     what: str = "out",
     place: int | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Checks an output, or makes it; gives a contiguous tensor to fill, which `store` brings into the output.
 
     ``place`` is where it may lie, in bytes behind ``a``; None for apart from it.
@@ -242,7 +323,7 @@ def check_out(
     return out if out.is_contiguous() else out.new_empty(shape)
 
 
-def store(group: PeerGroup, out: torch.Tensor | None, filled: torch.Tensor) -> torch.Tensor:
+def store(group: PeerGroup, out: Tensor | None, filled: Tensor) -> Tensor:
     """The output that the caller gave, with what is in ``filled``; or ``filled``, if the caller gave none."""
     if out is None or out is filled:
         return filled

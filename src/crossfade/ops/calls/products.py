@@ -1,28 +1,22 @@
-"""How rows are cut, alike on all ranks; and products of them by torch (cuBLAS on a GPU), on torch's current stream."""
+"""How rows are cut, alike on all ranks; products of them by torch (cuBLAS on a GPU), and collectives by torch.distributed.
+
+Products run on the current stream. Collectives are of a peer group, under the names that this torch has for them: NCCL on GPUs,
+gloo on a CPU. With ``is_async`` one runs beside what follows, on a stream or in a thread of torch's own, until ``wait`` of what it
+gives; on a GPU that holds the current stream and not the host.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.errors import DeviceError
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
-    from crossfade.ops.calls.job import Job
-
-__all__ = [
-    "cut_evenly",
-    "fits",
-    "in_order",
-    "least_rounds",
-    "multiply",
-    "multiply_rows",
-    "place",
-    "require_slot",
-    "shares",
-]
+    from crossfade.peers.group import PeerGroup
 
 _TILE_ROWS = 128
 
@@ -76,7 +70,7 @@ def place(length: int, part: int, whole: int) -> int:
     return round(at / _TILE_ROWS) * _TILE_ROWS
 
 
-def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+def multiply(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None) -> None:
     """``out`` (M, N) becomes ``a @ b + bias``."""
     torch = torch_or_raise()
     if not out.numel():
@@ -87,7 +81,37 @@ def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Te
         torch.addmm(bias, a, b, out=out)
 
 
-def multiply_rows(job: Job, a: torch.Tensor, out: torch.Tensor) -> None:
-    """``out`` becomes the product of these rows of the job; on a CPU in its place in a captured graph."""
-    if out.numel():
-        job.group.do(lambda: multiply(a, job.b, out, job.bias))
+def require_group(group: PeerGroup) -> Any:
+    """torch's group of the same ranks."""
+    if group.process_group is None:
+        raise DeviceError(
+            "these ranks have no group of torch.distributed, which this candidate needs", hint="take 'rounds'"
+        )
+    return group.process_group
+
+
+def _named(*names: str) -> Any:
+    """The first of these that there is: since 2.13 torch warns of the older names."""
+    distributed = torch_or_raise().distributed
+    return next(getattr(distributed, name) for name in names if hasattr(distributed, name))
+
+
+def reduce_scatter(group: PeerGroup, out: Tensor, tensor: Tensor, *, is_async: bool = False) -> Any:
+    """(W n, ...) to the sum's (n, ...)."""
+    function = _named("reduce_scatter_single", "reduce_scatter_tensor")
+    return function(out, tensor, group=require_group(group), async_op=is_async)
+
+
+def all_reduce(group: PeerGroup, tensor: Tensor, *, is_async: bool = False) -> Any:
+    """In place."""
+    return torch_or_raise().distributed.all_reduce(tensor, group=require_group(group), async_op=is_async)
+
+
+def all_gather(group: PeerGroup, out: Tensor, tensor: Tensor) -> None:
+    """(n, ...) to (W n, ...)."""
+    _named("all_gather_single", "all_gather_into_tensor")(out, tensor, group=require_group(group))
+
+
+def all_to_all(group: PeerGroup, out: Tensor, tensor: Tensor, received: Sequence[int], sent: Sequence[int]) -> None:
+    """Rows of the first dimension: ``sent[p]`` of them to rank p, ``received[p]`` from it."""
+    torch_or_raise().distributed.all_to_all_single(out, tensor, list(received), list(sent), group=require_group(group))

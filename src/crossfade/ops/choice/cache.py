@@ -25,11 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from crossfade.files import cache_folder
-from crossfade.ops.calls.shape import Shape
+from crossfade.ops.calls.job import Shape
 from crossfade.ops.choice.candidate import Candidate
 from crossfade.ops.choice.figures import Figures
-
-__all__ = ["Cache", "Decision", "Source", "versions"]
 
 FORMAT = 1
 """Of the files; part of their names, so that an older or a newer crossfade has its own."""

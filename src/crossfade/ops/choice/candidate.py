@@ -13,14 +13,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from crossfade.ops.algorithms import fused
+from crossfade.ops.calls.job import Operator, Shape
 from crossfade.ops.calls.products import fits, least_rounds
-from crossfade.ops.calls.shape import Operator, Shape
 from crossfade.ops.signaled.operands import KIND_NAMES
 
 if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup
-
-__all__ = ["BASELINES", "PARAMETERS", "PLAIN", "Candidate", "Parameter", "candidates_for"]
 
 
 class Parameter(NamedTuple):
@@ -166,7 +164,8 @@ def _tiles(shape: Shape, group: PeerGroup) -> Iterator[Candidate]:
     """Where the kernels are, and a rank's block fits into a slot."""
     operator = Operator(shape.operator)
     block = -(-shape.m // shape.num_ranks)
-    if operator not in _TILES or shape.num_ranks == 1 or shape.dtype not in KIND_NAMES or not _has_kernels(group):
+    has_kernels = group.device_type == "cuda" and find_spec("triton") is not None
+    if operator not in _TILES or shape.num_ranks == 1 or shape.dtype not in KIND_NAMES or not has_kernels:
         return
     if not shape.k:  # zeros, and nothing to signal
         return
@@ -175,7 +174,3 @@ def _tiles(shape: Shape, group: PeerGroup) -> Iterator[Candidate]:
     for rounds, group_rows in _TILES[operator]:
         if rounds == 1 or block >= rounds * _TILE_ROWS:
             yield Candidate.of("tiles", rounds=rounds, group_rows=group_rows)
-
-
-def _has_kernels(group: PeerGroup) -> bool:
-    return group.device_type == "cuda" and find_spec("triton") is not None

@@ -2,6 +2,11 @@
 
 One decision is made for each bucket of shapes, and rank 0 tells it once. Which of its candidates a certain shape takes follows from
 the shape alone, so no rank has to ask again: a warm call finds its candidate in a dictionary.
+
+`crossfade.ops.prepare` passes a `WarmUp` in place of a candidate. The operator makes its `Job` as for every call. Then each rank
+prepares the algorithm for such jobs, without communication; the ranks tell each other whether that went well; and the job is run
+once. By then libraries have loaded their kernels for these lengths, made their communicators and taken their memory, so a capture,
+which allows none of this, needs none of it.
 """
 
 from __future__ import annotations
@@ -10,22 +15,21 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.errors import DeviceError
-from crossfade.ops.calls.job import Algorithm, Given, Job, layout_of
-from crossfade.ops.calls.shape import Operator, Shape, takes_fused
+from crossfade.ops.calls.job import Algorithm, Given, Job, Operator, Shape, layout_of, takes_fused
 from crossfade.ops.choice.cache import Cache, Decision, Source, versions
 from crossfade.ops.choice.candidate import PLAIN, Candidate, candidates_for
 from crossfade.ops.choice.figures import H200, Figures, measure_waves, product_timer, with_topology
 from crossfade.ops.choice.model import Model, Prediction
 from crossfade.ops.choice.ranks import Alone, GroupRanks, Ranks
 from crossfade.ops.choice.replays import enqueue, is_replayed
-from crossfade.ops.choice.warm_up import WarmUp
+from crossfade.peers.rendezvous import gather
 from crossfade.topology import load_topology
 
 if TYPE_CHECKING:
@@ -33,17 +37,46 @@ if TYPE_CHECKING:
 
     from crossfade.peers.group import PeerGroup
 
-__all__ = [
-    "Candidates",
-    "Chooser",
-    "Predict",
-    "algorithm_of",
-    "choose",
-    "choose_for",
-    "chooser_of",
-    "make_chooser",
-    "ranked",
-]
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """Passed in place of a candidate: prepare its algorithm, and, if ``is_run``, run it once as warm-up, which is collective."""
+
+    candidate: Candidate
+    is_run: bool = True
+
+    def do(self, algorithm: Algorithm, job: Job) -> None:
+        """Does it."""
+        arguments = self.candidate.arguments
+        error = None
+        try:
+            if algorithm.prepare is not None:
+                algorithm.prepare(job, **arguments)
+        except Exception as raised:
+            if not self.is_run:
+                raise
+            error = raised
+        if not self.is_run:
+            return
+        failed = [
+            rank for rank, has_failed in enumerate(_gather(job.group, has_failed=error is not None)) if has_failed
+        ]
+        if error is not None:
+            raise error
+        if failed:
+            raise DeviceError(
+                f"'{self.candidate}' could not be prepared on rank{'s' * (len(failed) > 1)} {', '.join(map(str, failed))}",
+                hint="see the error there",
+            )
+        algorithm.run(job, **arguments)
+
+
+def _gather(group: PeerGroup, *, has_failed: bool) -> list[bool]:
+    """Of each rank; of this one alone where torch.distributed does not know the group."""
+    if group.process_group is None:
+        return [has_failed]
+    return [bool(row[0]) for row in gather(group.process_group, group.device, [int(has_failed)])]
+
 
 Predict = Callable[[Shape, Candidate], Prediction | None]
 Candidates = Callable[[Shape], Sequence[Candidate]]
@@ -100,9 +133,8 @@ class Chooser:
             # Rank 0 says it once, whichever of its threads come here; the others only hear it, and may wait for it.
             with self._deciding if self.ranks.rank == 0 else nullcontext():
                 if bucket not in self._decisions:
-                    self._decisions[bucket] = self.hear(
-                        str(bucket), lambda: self._kept(bucket) or self._modelled(bucket)
-                    )
+                    kept = self._cache.load if self._cache is not None else lambda _: None
+                    self._decisions[bucket] = self.hear(str(bucket), lambda: kept(bucket) or self._modelled(bucket))
         return self._decisions[bucket]
 
     def begin_measuring(self) -> int:
@@ -135,9 +167,6 @@ class Chooser:
             raise DeviceError(f"rank 0 could not decide about '{key}': {heard['failure']}")
         return Decision.from_data(heard)
 
-    def _kept(self, bucket: Shape) -> Decision | None:
-        return None if self._cache is None else self._cache.load(bucket)
-
     def _modelled(self, bucket: Shape) -> Decision:
         known = {each: us for each, us in self.rank(bucket) if us is not None}
         order = ranked(known)
@@ -166,6 +195,7 @@ def ranked(times_us: dict[Candidate, float]) -> list[Candidate]:
 
 
 def first_line(error: Exception) -> str:
+    """What it is, and the first line of what it says."""
     first = (str(error).splitlines() or [""])[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
@@ -189,7 +219,7 @@ def chooser_of(group: PeerGroup) -> Chooser:
 
 
 def _make(group: PeerGroup) -> Chooser:
-    candidates = partial(_candidates, group)
+    candidates = partial(candidates_for, group=group)
     if group.process_group is None:
         return Chooser(_model(group, _with_sms(H200, group.device)), candidates, Alone())
     ranks: Ranks = Alone()
@@ -215,10 +245,6 @@ def make_chooser(
     ranks = ranks or GroupRanks(group.process_group, group.device, check=group.check)
     cache = cache or _cache(group)
     return Chooser(_model(group, _figures(group, cache, is_measuring=is_measuring)), candidates, ranks, cache)
-
-
-def _candidates(group: PeerGroup, shape: Shape) -> list[Candidate]:
-    return candidates_for(shape, group)
 
 
 def _model(group: PeerGroup, figures: Figures) -> Predict:
@@ -283,11 +309,7 @@ def algorithm_of(
         raise ValueError(f"this operator cannot be done by '{candidate}'\nhint: one of {', '.join(algorithms)}")
     if warm_up is not None:
         return partial(warm_up.do, algorithm)
-    return partial(enqueue, candidate, partial(_run, algorithm, candidate))
-
-
-def _run(algorithm: Algorithm, candidate: Candidate, job: Job) -> None:
-    algorithm.run(job, **candidate.arguments)
+    return partial(enqueue, candidate, partial(algorithm.run, **dict(candidate.parameters)))
 
 
 def choose(
@@ -310,7 +332,6 @@ def choose_for(shape: Shape, group: PeerGroup, most_received: int = 0, *, can_fu
     if not (shape.m and shape.n):
         return PLAIN
     chosen = chooser_of(group).choose(shape, without="" if can_fuse else "fused")
-    rounds = chosen.arguments.get("rounds", _CROWDED_ROUNDS)
-    if chosen.name == "rounds" and rounds < _CROWDED_ROUNDS and most_received > _CROWDED * shape.m:
+    if chosen.name == "rounds" and most_received > _CROWDED * shape.m and chosen.arguments["rounds"] < _CROWDED_ROUNDS:
         return Candidate.of("rounds", **{**chosen.arguments, "rounds": _CROWDED_ROUNDS})
     return chosen

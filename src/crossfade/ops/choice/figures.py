@@ -20,8 +20,6 @@ from crossfade.topology import Link, Topology
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["H200", "TILE_M", "TILE_N", "Figures", "Line", "measure_waves", "product_timer", "with_topology"]
-
 TILE_M, TILE_N = 128, 256
 """Of a wave's tiles."""
 

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from crossfade.ops.calls.job import Operator, Shape
 from crossfade.ops.calls.products import in_order, shares
-from crossfade.ops.calls.shape import Operator, Shape
 from crossfade.ops.choice.candidate import Candidate
 from crossfade.ops.choice.figures import TILE_M, TILE_N, Figures, Line
-
-__all__ = ["LAUNCHES", "Model", "Prediction", "Program"]
 
 LAUNCHES = "launches"
 """The term for time in which the device waits for the host."""
@@ -253,12 +251,7 @@ class Model:
         return self._sending(shape, rounds, num_pieces, pieces_us(), launches_us())
 
     def _sending(
-        self,
-        shape: Shape,
-        rounds: int,
-        num_pieces: int,
-        products_us: Iterator[float],
-        launches_us: Iterator[float],
+        self, shape: Shape, rounds: int, num_pieces: int, products_us: Iterator[float], launches_us: Iterator[float]
     ) -> Prediction:
         """Pieces of the others' blocks are pushed as they are done, then comes the own block, then what arrived is used."""
         figures, others, program = self.figures, shape.num_ranks - 1, Program()

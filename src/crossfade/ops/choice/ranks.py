@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-__all__ = ["Alone", "GroupRanks", "Ranks"]
-
 LOOK_S = 2.0
 """How often one who waits for rank 0 looks whether all ranks live."""
 

@@ -34,9 +34,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.ops import forward
 from crossfade.ops.calls.counts import Counts
-from crossfade.ops.calls.job import check_operands, layout_of
+from crossfade.ops.calls.job import Layout, Operator, Shape, check_operands, layout_of
 from crossfade.ops.calls.products import multiply
-from crossfade.ops.calls.shape import Layout, Operator, Shape
 from crossfade.ops.choice.candidate import Candidate
 from crossfade.ops.choice.choose import choose_for
 from crossfade.peers import collectives
@@ -45,22 +44,10 @@ from crossfade.peers.groups import group_of
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from crossfade.peers.group import PeerGroup
     from crossfade.peers.groups import GroupLike
-
-__all__ = [
-    "AllGather",
-    "AllReduce",
-    "AllToAll",
-    "Gradient",
-    "Grads",
-    "Needs",
-    "ReduceScatter",
-    "Replicated",
-    "find_scratch",
-    "reserve_scratch",
-]
 
 Chosen = Candidate | str | None
 
@@ -76,9 +63,9 @@ class Needs(NamedTuple):
 class Grads(NamedTuple):
     """The gradients, None where none is needed."""
 
-    a: torch.Tensor | None
-    b: torch.Tensor | None
-    bias: torch.Tensor | None
+    a: Tensor | None
+    b: Tensor | None
+    bias: Tensor | None
 
 
 class Gradient(ABC):
@@ -108,51 +95,47 @@ class Gradient(ABC):
         self._layout = Layout.ROWS
 
     def forward(
-        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, needs: Needs
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        self, a: Tensor, b: Tensor, bias: Tensor | None, needs: Needs
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The output, and what `backward` is to be given: rows and ``b``, as far as it needs them."""
         out, rows = self._compute(a, b, bias, needs)
         self._shape, self._layout = tuple(a.shape), layout_of(self.name, b)
         return out, rows if needs.b else None, b if needs.a else None
 
-    def resume(self, shape: tuple[int, ...], grad: torch.Tensor, layout: Layout) -> None:
+    def resume(self, shape: tuple[int, ...], grad: Tensor, layout: Layout) -> None:
         """In the place of `forward`, where an equal call did that: what `backward` has to know of it."""
         self._shape, self._layout = shape, layout
 
-    def backward(self, grad: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor | None, needs: Needs) -> Grads:
+    def backward(self, grad: Tensor, rows: Tensor | None, b: Tensor | None, needs: Needs) -> Grads:
         """The gradients. To be called without a gradient's own recording, by all ranks in one order on a lane."""
         return self._backward(packed(self._group, grad).flatten(0, -2), rows, b, needs)
 
     @abstractmethod
-    def _compute(
-        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, needs: Needs
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def _compute(self, a: Tensor, b: Tensor, bias: Tensor | None, needs: Needs) -> tuple[Tensor, Tensor]: ...
 
     @abstractmethod
-    def _backward(
-        self, grad: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor | None, needs: Needs
-    ) -> Grads: ...
+    def _backward(self, grad: Tensor, rows: Tensor | None, b: Tensor | None, needs: Needs) -> Grads: ...
 
-    def _like_a(self, grad: torch.Tensor | None) -> torch.Tensor | None:
+    def _like_a(self, grad: Tensor | None) -> Tensor | None:
         return None if grad is None else grad.view(self._shape)
 
-    def _rest(self, grad: torch.Tensor, rows: torch.Tensor | None) -> Rest:
+    def _rest(self, grad: Tensor, rows: Tensor | None) -> Rest:
         return Rest(self._group, grad, rows, self._layout)
 
 
 class Rest:
     """dB and dbias: products and sums that need no other rank, to be enqueued at any time."""
 
-    def __init__(self, group: PeerGroup, grad: torch.Tensor, rows: torch.Tensor | None, layout: Layout) -> None:
+    def __init__(self, group: PeerGroup, grad: Tensor, rows: Tensor | None, layout: Layout) -> None:
         self._work: list[Callable[[], object]] = []
         self._do = group.do
         self._grad = grad
-        self.b: torch.Tensor | None = None
-        self.bias: torch.Tensor | None = None
+        self.b: Tensor | None = None
+        self.bias: Tensor | None = None
         if rows is not None:
             self._plan_b(packed(group, rows).flatten(0, -2), layout)
 
-    def _plan_b(self, rows: torch.Tensor, layout: Layout) -> None:
+    def _plan_b(self, rows: Tensor, layout: Layout) -> None:
         grad, depth, columns = self._grad, rows.shape[1], self._grad.shape[1]
         if layout is Layout.COLUMNS:
             out = grad.new_empty(columns, depth)
@@ -180,12 +163,10 @@ class ReduceScatter(Gradient):
 
     name = Operator.REDUCE_SCATTER
 
-    def _compute(
-        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, needs: Needs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _compute(self, a: Tensor, b: Tensor, bias: Tensor | None, needs: Needs) -> tuple[Tensor, Tensor]:
         return forward.reduce_scatter(a, b, self._group, bias=bias, **self._options), a
 
-    def _backward(self, grad: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor | None, needs: Needs) -> Grads:
+    def _backward(self, grad: Tensor, rows: Tensor | None, b: Tensor | None, needs: Needs) -> Grads:
         group, lane = self._group, self._back["lane"]
         da = gathered = None
         if needs.b or (needs.a and needs.bias):
@@ -210,12 +191,10 @@ class AllReduce(Gradient):
 
     name = Operator.ALL_REDUCE
 
-    def _compute(
-        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, needs: Needs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _compute(self, a: Tensor, b: Tensor, bias: Tensor | None, needs: Needs) -> tuple[Tensor, Tensor]:
         return forward.all_reduce(a, b, self._group, bias=bias, **self._options), a
 
-    def _backward(self, grad: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor | None, needs: Needs) -> Grads:
+    def _backward(self, grad: Tensor, rows: Tensor | None, b: Tensor | None, needs: Needs) -> Grads:
         da = None
         if b is not None:
             da = grad.new_empty(len(grad), b.shape[0])
@@ -230,9 +209,7 @@ class AllGather(Gradient):
 
     name = Operator.ALL_GATHER
 
-    def _compute(
-        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, needs: Needs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _compute(self, a: Tensor, b: Tensor, bias: Tensor | None, needs: Needs) -> tuple[Tensor, Tensor]:
         gathered = None
         if self._is_saved and needs.b:
             num_rows, depth = check_operands(self.name, self._group, a, b, bias).a.shape
@@ -240,7 +217,7 @@ class AllGather(Gradient):
         out = forward.all_gather(a, b, self._group, bias=bias, gathered=gathered, **self._options)
         return out, a if gathered is None else gathered
 
-    def _backward(self, grad: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor | None, needs: Needs) -> Grads:
+    def _backward(self, grad: Tensor, rows: Tensor | None, b: Tensor | None, needs: Needs) -> Grads:
         lane = self._back["lane"]
         if rows is not None and not self._is_saved:
             flat = packed(self._group, rows).flatten(0, -2)
@@ -259,14 +236,12 @@ class AllToAll(Gradient):
 
     name = Operator.ALL_TO_ALL
 
-    def _compute(
-        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, needs: Needs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _compute(self, a: Tensor, b: Tensor, bias: Tensor | None, needs: Needs) -> tuple[Tensor, Tensor]:
         out = forward.all_to_all(a, b, self._group, self._given, bias=bias, **self._options)
         self._settle(len(out), b.shape[1], b.shape[0], b.dtype, layout_of(self.name, b))
         return out, a
 
-    def resume(self, shape: tuple[int, ...], grad: torch.Tensor, layout: Layout) -> None:
+    def resume(self, shape: tuple[int, ...], grad: Tensor, layout: Layout) -> None:
         """Also settles the counts, and how the gradient goes back."""
         super().resume(shape, grad, layout)
         self._settle(prod(grad.shape[:-1]), grad.shape[-1], shape[-1], grad.dtype, layout)
@@ -285,7 +260,7 @@ class AllToAll(Gradient):
             chosen = choose_for(shape, group)
         self._back["candidate"] = Candidate.parse(chosen) if isinstance(chosen, str) else chosen
 
-    def _backward(self, grad: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor | None, needs: Needs) -> Grads:
+    def _backward(self, grad: Tensor, rows: Tensor | None, b: Tensor | None, needs: Needs) -> Grads:
         turned = self._counts.turned()
         returned = grad.new_empty(sum(turned.received), grad.shape[1])
         matrix = grad.new_empty(grad.shape[1], 0) if b is None else b.t()
@@ -300,12 +275,10 @@ class Replicated(Gradient):
 
     name = "replicated_matmul"
 
-    def _compute(
-        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, needs: Needs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _compute(self, a: Tensor, b: Tensor, bias: Tensor | None, needs: Needs) -> tuple[Tensor, Tensor]:
         return forward.replicated(a, b, self._group, bias=bias), a
 
-    def _backward(self, grad: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor | None, needs: Needs) -> Grads:
+    def _backward(self, grad: Tensor, rows: Tensor | None, b: Tensor | None, needs: Needs) -> Grads:
         rest = self._rest(grad, rows).with_bias(needs.bias)
         if b is None:
             rest.enqueue()
@@ -336,9 +309,9 @@ def reserve_scratch(group: GroupLike, size_bytes: int, lane: int = 0) -> None:
     group.belongings[_scratch_name(lane)] = group.empty(size_bytes, dtype=torch_or_raise().uint8)
 
 
-def find_scratch(group: PeerGroup, lane: int, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+def find_scratch(group: PeerGroup, lane: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Reserved memory for rows of this shape, where there is enough, or new memory. To be used before the lane's next call only."""
-    piece: torch.Tensor | None = group.belongings.get(_scratch_name(lane))
+    piece: Tensor | None = group.belongings.get(_scratch_name(lane))
     size_bytes = prod(shape) * like.itemsize
     if piece is None or piece.numel() < size_bytes or not size_bytes:
         return like.new_empty(shape)

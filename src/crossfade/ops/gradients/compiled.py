@@ -27,14 +27,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from crossfade.ops.calls.shape import Layout
+from crossfade.ops.calls.job import Layout
+from crossfade.ops.gradients.autograd import join_shares, take_share
 from crossfade.ops.gradients.backward import AllGather, AllReduce, AllToAll, Gradient, Needs, ReduceScatter, Replicated
-from crossfade.ops.gradients.shares import join_shares, take_share
 from crossfade.peers import collectives
 from crossfade.peers.groups import find_group
 from crossfade.peers.keys import GroupKey
-
-__all__ = ["OPERATORS"]
 
 Tensor = torch.Tensor
 _CALLS: dict[str, Callable[..., Gradient]] = {

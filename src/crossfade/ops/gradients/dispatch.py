@@ -6,20 +6,21 @@ A traced operator becomes one of torch's, which torch.compile does not look into
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.peers.groups import key_of
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from crossfade.ops.choice.candidate import Candidate
     from crossfade.ops.gradients.backward import Gradient
     from crossfade.peers.groups import GroupLike
 
-__all__ = ["Traced", "apply", "is_traced", "trace_all_to_all", "trace_join", "trace_share", "wants_gradient"]
+    Where: TypeAlias = tuple[GroupLike, int, Candidate | str | None, Candidate | str | None]
+    """The group, the lane, how the operator is done, and its gradient's."""
 
 
 def is_traced() -> bool:
@@ -27,63 +28,45 @@ def is_traced() -> bool:
     return bool(torch_or_raise().compiler.is_dynamo_compiling())
 
 
-class Traced:
-    """One call that is traced."""
-
-    def __init__(
-        self,
-        group: GroupLike,
-        lane: int,
-        candidate: Candidate | str | None = None,
-        backward_candidate: Candidate | str | None = None,
-    ) -> None:
-        self._where = (key_of(group), lane, _text(candidate), _text(backward_candidate))
-
-    def call(
-        self,
-        name: str,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        bias: torch.Tensor | None,
-        *more: object,  # what the operator takes behind the others
-        out: torch.Tensor | None = None,
-        meanwhile: Callable[[], object] | None = None,
-    ) -> torch.Tensor:
-        """An operator that has an output only. An output that was given is filled by a copy."""
-        made: torch.Tensor = getattr(_operators(), name)(a, b, bias, *self._where, *more)
-        if meanwhile is not None:
-            meanwhile()
-        return _stored(made, out)
-
-    def all_gather(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        bias: torch.Tensor | None,
-        out: torch.Tensor | None,
-        gathered: torch.Tensor | None,
-        *,
-        save_gathered: bool,
-    ) -> torch.Tensor:
-        """`all_gather_matmul`."""
-        is_saved = save_gathered and b.requires_grad and torch_or_raise().is_grad_enabled()
-        keeps_rows = is_saved or gathered is not None
-        made, rows = _operators().all_gather_matmul(a, b, bias, *self._where, keeps_rows)
-        _stored(rows, gathered)
-        return _stored(made, out)
+def trace(
+    name: str,
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    where: Where,
+    *more: object,  # what the operator takes behind the others
+    out: Tensor | None = None,
+    meanwhile: Callable[[], object] | None = None,
+) -> Tensor:
+    """An operator that has an output only. An output that was given is filled by a copy."""
+    made: Tensor = getattr(_operators(), name)(a, b, bias, *_texts(where), *more)
+    if meanwhile is not None:
+        meanwhile()
+    return _stored(made, out)
 
 
-def trace_all_to_all(group: GroupLike, counts: torch.Tensor, lane: int) -> torch.Tensor:
+def trace_gather(
+    a: Tensor, b: Tensor, bias: Tensor | None, where: Where, outs: Sequence[Tensor | None], *, save_gathered: bool
+) -> Tensor:
+    """`all_gather_matmul`, with ``out`` and ``gathered``."""
+    is_saved = save_gathered and b.requires_grad and torch_or_raise().is_grad_enabled()
+    keeps_rows = is_saved or outs[1] is not None
+    made, rows = _operators().all_gather_matmul(a, b, bias, *_texts(where), keeps_rows)
+    _stored(rows, outs[1])
+    return _stored(made, outs[0])
+
+
+def trace_all_to_all(group: GroupLike, counts: Tensor, lane: int) -> Tensor:
     """`crossfade.peers.collectives.all_to_all` of what has no gradient."""
     return _operators().all_to_all(counts, key_of(group), lane)  # type: ignore[no-any-return]
 
 
-def trace_share(x: torch.Tensor, group: GroupLike, dim: int, lane: int) -> torch.Tensor:
+def trace_share(x: Tensor, group: GroupLike, dim: int, lane: int) -> Tensor:
     """`crossfade.ops.layers.regions.split`."""
     return _operators().split(x, key_of(group), dim, lane)  # type: ignore[no-any-return]
 
 
-def trace_join(x: torch.Tensor, group: GroupLike, dim: int, lane: int) -> torch.Tensor:
+def trace_join(x: Tensor, group: GroupLike, dim: int, lane: int) -> Tensor:
     """`crossfade.ops.layers.regions.gather`."""
     return _operators().gather(x, key_of(group), dim, lane)  # type: ignore[no-any-return]
 
@@ -94,11 +77,13 @@ def _operators() -> Any:
     return compiled.OPERATORS
 
 
-def _text(candidate: Candidate | str | None) -> str | None:
-    return candidate if candidate is None or isinstance(candidate, str) else str(candidate)
+def _texts(where: Where) -> tuple[str, int, str | None, str | None]:
+    group, lane, *candidates = where
+    one, other = (each if each is None else str(each) for each in candidates)
+    return key_of(group), lane, one, other
 
 
-def _stored(made: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+def _stored(made: Tensor, out: Tensor | None) -> Tensor:
     return made if out is None else out.copy_(made)
 
 
@@ -110,9 +95,7 @@ def wants_gradient(*tensors: Any) -> bool:
     return False
 
 
-def apply(
-    gradient: Gradient, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, **others: object
-) -> torch.Tensor:
+def apply(gradient: Gradient, a: Tensor, b: Tensor, bias: Tensor | None, **others: object) -> Tensor:
     """The operator's result, through which gradients flow back."""
     for name, value in others.items():
         if value is not None:
@@ -122,5 +105,5 @@ def apply(
             )
     from crossfade.ops.gradients.autograd import Differentiable
 
-    out: torch.Tensor = Differentiable.apply(gradient, a, b, bias)  # type: ignore[no-untyped-call]
+    out: Tensor = Differentiable.apply(gradient, a, b, bias)  # type: ignore[no-untyped-call]
     return out

@@ -19,10 +19,10 @@ are cast as those of `torch.nn.Linear` are. Needs torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from crossfade.ops.choice.candidate import Candidate
 from crossfade.ops.layers.regions import gather, split
@@ -33,11 +33,22 @@ if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup
     from crossfade.peers.groups import GroupLike
 
-__all__ = ["ColumnParallelLinear", "RowParallelLinear"]
+
+class _Options(TypedDict, total=False):
+    """What both layers take; see there."""
+
+    bias: bool
+    sequence_parallel: bool
+    sequence_dim: int
+    lane: int
+    candidate: Candidate | str | None
+    backward_candidate: Candidate | str | None
+    device: torch.device | str | None
+    dtype: torch.dtype | None
 
 
 @dataclass(frozen=True)
-class _Options:
+class _Where:
     """What a layer gives its operators. A copy of the layer shares the group."""
 
     group: GroupLike
@@ -63,19 +74,19 @@ class _ParallelLinear(nn.Module):
         out_features: int,
         group: GroupLike,
         *,
-        bias: bool,
-        sequence_parallel: bool,
-        sequence_dim: int,
-        lane: int,
-        candidate: Candidate | str | None,
-        backward_candidate: Candidate | str | None,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        bias: bool = True,
+        sequence_parallel: bool = False,
+        sequence_dim: int = 0,
+        lane: int = 0,
+        candidate: Candidate | str | None = None,
+        backward_candidate: Candidate | str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.sequence_parallel, self.sequence_dim = sequence_parallel, sequence_dim
-        self._options = _Options(group, lane, candidate, backward_candidate)
+        self._where = _Where(group, lane, candidate, backward_candidate)
         shape = [out_features, in_features]
         name = ("out_features", "in_features")[self.split_dim]
         _, num_ranks = self._ranks = ranks_of(group)
@@ -86,17 +97,14 @@ class _ParallelLinear(nn.Module):
             )
         shape[self.split_dim] //= num_ranks
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        own_bias = torch.empty(self._bias_length(shape), device=device, dtype=dtype) if bias else None
+        own_bias = torch.empty(shape[0], device=device, dtype=dtype) if bias else None
         self.register_parameter("bias", None if own_bias is None else nn.Parameter(own_bias))
         self.reset_parameters()
 
     @property
     def group(self) -> PeerGroup:
         """The ranks; of a process group it is opened now, if it was not, which is collective."""
-        return group_of(self._options.group, self.weight)
-
-    def _bias_length(self, shape: list[int]) -> int:
-        return shape[0]
+        return group_of(self._where.group, self.weight)
 
     def reset_parameters(self) -> None:
         """Draws the whole layer as `torch.nn.Linear` does, and keeps this rank's shard: equal seeds give equal wholes."""
@@ -112,11 +120,11 @@ class _ParallelLinear(nn.Module):
         if self.bias is not None and bias is not None:
             self.bias.copy_(bias)
 
-    def _shards(self, linear: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _shards(self, linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
         """This rank's part of a whole layer."""
         rank, num_ranks = self._ranks
         weight = linear.weight.chunk(num_ranks, self.split_dim)[rank]
-        bias: torch.Tensor | None = linear.bias
+        bias: Tensor | None = linear.bias
         if bias is not None and self.split_dim == 0:
             bias = bias.chunk(num_ranks)[rank]
         return weight, bias
@@ -125,22 +133,15 @@ class _ParallelLinear(nn.Module):
     def from_linear(cls, linear: nn.Linear, group: GroupLike = None, **options: Any) -> Self:
         """This rank's shard of a whole layer, which all ranks have."""
         weight, bias = linear.weight, linear.bias
-        layer = cls(
-            linear.in_features,
-            linear.out_features,
-            group,
-            bias=bias is not None,
-            device="meta",
-            dtype=weight.dtype,
-            **options,
-        )
+        options |= {"bias": bias is not None, "device": "meta", "dtype": weight.dtype}
+        layer = cls(linear.in_features, linear.out_features, group, **options)
         own, own_bias = layer._shards(linear)
         layer.weight = _parameter(own, weight)
         if own_bias is not None:
             layer.bias = _parameter(own_bias, bias)
         return layer.train(linear.training)
 
-    def _operands(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    def _operands(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """x, weight^T and bias, in autocast's type where that is on."""
         weight, bias = self.weight, self.bias
         kind = x.device.type
@@ -149,7 +150,10 @@ class _ParallelLinear(nn.Module):
         dtype = torch.get_autocast_dtype(kind)
         return _cast(x, dtype), _cast(weight, dtype).t(), None if bias is None else _cast(bias, dtype)
 
-    def _sequence_first(self, x: torch.Tensor) -> torch.Tensor:
+    def _how(self) -> dict[str, Any]:
+        return {"lane": self._where.lane, "backward_candidate": self._where.backward_candidate}
+
+    def _sequence_first(self, x: Tensor) -> Tensor:
         if x.dim() < 2 or not -x.dim() <= self.sequence_dim < x.dim() or self.sequence_dim % x.dim() == x.dim() - 1:
             raise ValueError(
                 f"the input of {type(self).__name__} is of shape {list(x.shape)}, and its sequence is to be dimension "
@@ -194,55 +198,27 @@ class ColumnParallelLinear(_ParallelLinear):
         out_features: int,
         group: GroupLike = None,
         *,
-        bias: bool = True,
-        sequence_parallel: bool = False,
         gather_output: bool = False,
-        sequence_dim: int = 0,
         save_gathered: bool = True,
-        lane: int = 0,
-        candidate: Candidate | str | None = None,
-        backward_candidate: Candidate | str | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **options: Unpack[_Options],
     ) -> None:
-        super().__init__(
-            in_features,
-            out_features,
-            group,
-            bias=bias,
-            sequence_parallel=sequence_parallel,
-            sequence_dim=sequence_dim,
-            lane=lane,
-            candidate=candidate,
-            backward_candidate=backward_candidate,
-            device=device,
-            dtype=dtype,
-        )
+        super().__init__(in_features, out_features, group, **options)
         self.gather_output = gather_output
         self.save_gathered = save_gathered
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """(..., I) to (..., O / W); with sequence_parallel (S / W, ..., I) to (S, ..., O / W). All O with gather_output."""
-        options = self._options
+        where = self._where
         x, weight, bias = self._operands(x)
         if self.sequence_parallel:
             rows = self._sequence_first(x)
-            out = all_gather_matmul(
-                rows,
-                weight,
-                options.group,
-                bias=bias,
-                lane=options.lane,
-                candidate=options.candidate,
-                backward_candidate=options.backward_candidate,
-                save_gathered=self.save_gathered,
-            )
+            how = {**self._how(), "candidate": where.candidate, "save_gathered": self.save_gathered}
+            out = all_gather_matmul(rows, weight, where.group, bias=bias, **how)
             out = out.view(self._ranks[1] * len(rows), *rows.shape[1:-1], weight.shape[1])
             out = out.movedim(0, self.sequence_dim)
         else:
-            more: dict[str, Any] = {"lane": options.lane, "backward_candidate": options.backward_candidate}
-            out = replicated_matmul(x, weight, options.group, bias=bias, **more)
-        return gather(out, options.group, -1, lane=options.lane) if self.gather_output else out
+            out = replicated_matmul(x, weight, where.group, bias=bias, **self._how())
+        return gather(out, where.group, -1, lane=where.lane) if self.gather_output else out
 
 
 class RowParallelLinear(_ParallelLinear):
@@ -274,41 +250,20 @@ class RowParallelLinear(_ParallelLinear):
         out_features: int,
         group: GroupLike = None,
         *,
-        bias: bool = True,
-        sequence_parallel: bool = False,
         input_is_parallel: bool = True,
-        sequence_dim: int = 0,
-        lane: int = 0,
-        candidate: Candidate | str | None = None,
-        backward_candidate: Candidate | str | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **options: Unpack[_Options],
     ) -> None:
-        super().__init__(
-            in_features,
-            out_features,
-            group,
-            bias=bias,
-            sequence_parallel=sequence_parallel,
-            sequence_dim=sequence_dim,
-            lane=lane,
-            candidate=candidate,
-            backward_candidate=backward_candidate,
-            device=device,
-            dtype=dtype,
-        )
+        super().__init__(in_features, out_features, group, **options)
         self.input_is_parallel = input_is_parallel
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """(..., I / W) to (..., O); with sequence_parallel (S, ..., I / W) to (S / W, ..., O). All I without input_is_parallel."""
-        options = self._options
+        where = self._where
         x, weight, bias = self._operands(x)
         if not self.input_is_parallel:
-            x = split(x, options.group, -1, lane=options.lane)
+            x = split(x, where.group, -1, lane=where.lane)
         if not self.sequence_parallel:
-            return matmul_all_reduce(
-                x, weight, options.group, bias=bias, lane=options.lane, candidate=options.candidate
-            )
+            return matmul_all_reduce(x, weight, where.group, bias=bias, lane=where.lane, candidate=where.candidate)
         rows = self._sequence_first(x)
         num_ranks = self._ranks[1]
         if len(rows) % num_ranks:
@@ -316,24 +271,16 @@ class RowParallelLinear(_ParallelLinear):
                 f"the sequence in an input of shape {list(x.shape)} is {len(rows)} long, which {num_ranks} ranks cannot share\n"
                 f"hint: pad it to a multiple of {num_ranks}, or leave sequence_parallel out"
             )
-        out = matmul_reduce_scatter(
-            rows,
-            weight,
-            options.group,
-            bias=bias,
-            lane=options.lane,
-            candidate=options.candidate,
-            backward_candidate=options.backward_candidate,
-        )
+        out = matmul_reduce_scatter(rows, weight, where.group, bias=bias, candidate=where.candidate, **self._how())
         out = out.view(len(rows) // num_ranks, *rows.shape[1:-1], weight.shape[1])
         return out.movedim(0, self.sequence_dim)
 
 
-def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """As autocast does: float64 stays what it is."""
     return tensor if tensor.dtype is torch.float64 else tensor.to(dtype)
 
 
-def _parameter(shard: torch.Tensor, whole: torch.Tensor) -> nn.Parameter:
+def _parameter(shard: Tensor, whole: Tensor) -> nn.Parameter:
     """Memory of its own, so that the whole can go."""
     return nn.Parameter(shard.detach().clone(memory_format=torch.contiguous_format), requires_grad=whole.requires_grad)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from crossfade.ops.choice.candidate import Candidate
 from crossfade.ops.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -17,8 +17,6 @@ from crossfade.peers import collectives
 
 if TYPE_CHECKING:
     from crossfade.peers.groups import GroupLike
-
-__all__ = ["parallelize"]
 
 
 def parallelize(
@@ -162,7 +160,7 @@ def _replacement(path: str, whole: nn.Module, style: Style, group: GroupLike, op
         raise ValueError(f"'{path}': {error}") from None
 
 
-def _sum(group: GroupLike, lane: int, grad: torch.Tensor) -> torch.Tensor:
+def _sum(group: GroupLike, lane: int, grad: Tensor) -> Tensor:
     """Behind the backward pass of the module, before the gradient is added to what is there."""
     with torch.no_grad():
         return collectives.all_reduce(grad.detach(), group, lane=lane)

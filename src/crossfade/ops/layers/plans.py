@@ -19,8 +19,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["NAMES", "ColwiseParallel", "RowwiseParallel", "SequenceParallel", "Style", "style_of"]
-
 
 @dataclass(frozen=True)
 class ColwiseParallel:

@@ -16,19 +16,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
+from crossfade.ops.gradients.autograd import join_shares, take_share
 from crossfade.ops.gradients.dispatch import is_traced, trace_join, trace_share
-from crossfade.ops.gradients.shares import join_shares, take_share
 from crossfade.peers.groups import group_of, ranks_of
 
 if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup
     from crossfade.peers.groups import GroupLike
 
-__all__ = ["gather", "split"]
 
-
-def split(x: torch.Tensor, group: GroupLike = None, dim: int = 0, *, lane: int = 0) -> torch.Tensor:
+def split(x: Tensor, group: GroupLike = None, dim: int = 0, *, lane: int = 0) -> Tensor:
     """This rank's share of a tensor that all ranks have, such as its part of the sequence.
 
     Args:
@@ -48,11 +47,11 @@ def split(x: torch.Tensor, group: GroupLike = None, dim: int = 0, *, lane: int =
         )
     if is_traced():
         return trace_share(x, group, dim, lane)
-    out: torch.Tensor = _SplitRegion.apply(x, group_of(group, x), dim, lane)  # type: ignore[no-untyped-call]
+    out: Tensor = _SplitRegion.apply(x, group_of(group, x), dim, lane)  # type: ignore[no-untyped-call]
     return out
 
 
-def gather(x: torch.Tensor, group: GroupLike = None, dim: int = 0, *, lane: int = 0) -> torch.Tensor:
+def gather(x: Tensor, group: GroupLike = None, dim: int = 0, *, lane: int = 0) -> Tensor:
     """All ranks' shares, one behind the other along ``dim``: the same on all ranks. All ranks call it in one order on a lane.
 
     Args:
@@ -66,27 +65,27 @@ def gather(x: torch.Tensor, group: GroupLike = None, dim: int = 0, *, lane: int 
     """
     if is_traced():
         return trace_join(x, group, dim, lane)
-    out: torch.Tensor = _GatherRegion.apply(x, group_of(group, x), dim, lane)  # type: ignore[no-untyped-call]
+    out: Tensor = _GatherRegion.apply(x, group_of(group, x), dim, lane)  # type: ignore[no-untyped-call]
     return out
 
 
 class _SplitRegion(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: PeerGroup, dim: int, lane: int) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, group: PeerGroup, dim: int, lane: int) -> Tensor:
         ctx.where = group, dim, lane
         return take_share(x, group, dim)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> Any:
         return gather(grad, ctx.where[0], ctx.where[1], lane=ctx.where[2]), None, None, None
 
 
 class _GatherRegion(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: PeerGroup, dim: int, lane: int) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, group: PeerGroup, dim: int, lane: int) -> Tensor:
         ctx.where = group, dim, lane
         return join_shares(x, group, dim, lane)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> Any:
         return split(grad, ctx.where[0], ctx.where[1], lane=ctx.where[2]), None, None, None

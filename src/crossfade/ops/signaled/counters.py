@@ -19,8 +19,6 @@ from crossfade.ops.signaled.tiles import Piece, Stretch, TilePlan
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Counters", "num_counter_words"]
-
 _MASK = 0xFFFF_FFFF
 
 

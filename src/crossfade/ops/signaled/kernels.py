@@ -13,7 +13,7 @@ by descriptor is not released by it in Triton 3.6.) Whoever sees the counter at 
     part of rank r        the accumulator, in float32 and never rounded
     total                 ((part 0 + part 1) + ...) + part W - 1, in float32, then + bias, then rounded once
 
-With this accumulator in place of a rounded part of rank r, and no bias, that is the sum of `crossfade.peers.sums`, bit for bit.
+With this accumulator in place of a rounded part of rank r, and no bias, that is the sum of `crossfade.peers.steps`, bit for bit.
 
 Each variant is compiled and loaded before use (`crossfade.ops.signaled.launch`), since to load a kernel while a stream waits hangs.
 So no argument is specialised: what a kernel may rely on (layouts, alignment) is a constexpr. A *unit* is a power of two of which
@@ -32,8 +32,6 @@ try:
     import triton.language as tl
 except ImportError:
     raise MissingDependency("triton", extra="gpu", needed_for="tile operators") from None
-
-__all__ = ["COUNTER_WORDS", "product_kernel"]
 
 COUNTER_WORDS = 16
 """Distance of two counters in words of 32 bits: they share no cache line."""

@@ -27,11 +27,9 @@ from crossfade.ops.signaled.operands import KIND_BYTES, KIND_NAMES, WIDEST, Oper
 from crossfade.ops.signaled.tiles import Stretch, TileConfig, TilePlan
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from crossfade.peers.group import PeerGroup
-
-__all__ = ["Epilogue", "Launch", "Loader", "Parts", "Product", "ProductVariant", "Target", "loader_of"]
 
 _KINDS = {name: getattr(tl, name) for name in KIND_NAMES}
 _SIDE = 256  # of what a kernel is loaded with: more than any side of a tile
@@ -79,7 +77,7 @@ class ProductVariant(NamedTuple):
         """Triton's."""
         return {"num_warps": self.config.num_warps, "num_stages": self.config.num_stages}
 
-    def arguments(self, a: torch.Tensor, b: torch.Tensor, a_stride: int, b_stride: int) -> tuple[Any, Any]:
+    def arguments(self, a: Tensor, b: Tensor, a_stride: int, b_stride: int) -> tuple[Any, Any]:
         """What the kernel takes for a and b. A descriptor's ``base`` may be replaced by another tensor of the same shape."""
         if not self.is_by_descriptor:
             return a, b
@@ -176,7 +174,7 @@ class Loader:
             self._streams[stream] = cuda.ExternalStream(stream, device=self.device)
         return cuda.stream(self._streams[stream])  # type: ignore[no-any-return]
 
-    def table(self, addresses: Sequence[int]) -> torch.Tensor:
+    def table(self, addresses: Sequence[int]) -> Tensor:
         """Addresses, as the kernels read them."""
         torch = torch_or_raise()
         signed = [address - (1 << 64) if address >> 63 else address for address in addresses]
@@ -299,8 +297,8 @@ class Product:
         self,
         stream: int,
         stretch: Stretch,
-        a: torch.Tensor,
-        b: torch.Tensor,
+        a: Tensor,
+        b: Tensor,
         target: Target,
         epilogue: Epilogue,
         parts: Parts = _NO_PARTS,
@@ -327,7 +325,7 @@ class Product:
         if epilogue.has_signals:
             self.counters.note(stretch, is_captured=is_captured)
 
-    def _point_to(self, a: torch.Tensor, b: torch.Tensor) -> tuple[Any, Any]:
+    def _point_to(self, a: Tensor, b: Tensor) -> tuple[Any, Any]:
         """The operands as the kernel takes them. Descriptors are made once, and only their addresses change."""
         if not self.operands.is_by_descriptor:
             return a, b

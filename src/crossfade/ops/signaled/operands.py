@@ -8,9 +8,7 @@ from crossfade.device.borrowed import torch_or_raise
 from crossfade.device.driver import HOST
 
 if TYPE_CHECKING:
-    import torch
-
-__all__ = ["KIND_BYTES", "KIND_NAMES", "WIDEST", "Operands", "find_unit", "has_descriptors"]
+    from torch import Tensor
 
 KIND_NAMES = ("float16", "bfloat16")
 """Element types of operands and results, as torch calls them; accumulation is in float32."""
@@ -45,7 +43,7 @@ class Operands(NamedTuple):
     in_unit: int  # see `crossfade.ops.signaled.launch.ProductVariant`
 
     @classmethod
-    def of(cls, a: torch.Tensor, b: torch.Tensor, *, has_descriptors: bool = True) -> Operands:
+    def of(cls, a: Tensor, b: Tensor, *, has_descriptors: bool = True) -> Operands:
         """The shape of ``a @ b``."""
         if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
             raise ValueError(f"a product of shapes {tuple(a.shape)} and {tuple(b.shape)}\nhint: (M, K) and (K, N)")

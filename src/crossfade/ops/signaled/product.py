@@ -35,9 +35,7 @@ from crossfade.ops.signaled.tiles import Block, TileConfig, TilePlan, plan_tiles
 from crossfade.peers.arguments import check_overlap, describe
 
 if TYPE_CHECKING:
-    import torch
-
-__all__ = ["matmul_signaled", "prepare_signaled", "reference"]
+    from torch import Tensor
 
 _NAME = "matmul_signaled"
 _NUM_GROUPS = 8
@@ -46,16 +44,16 @@ _LEAST_TILES = 128
 
 
 def matmul_signaled(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     *,
     on_group: OnGroup,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
     group_rows: int | None = None,
     reserve_sms: int = 0,
     lane: int = 0,
-) -> torch.Tensor:
+) -> Tensor:
     """``a @ b + bias`` on torch's current stream, with a callback for each group of its rows.
 
     ``on_group`` is called on the host, in the order of the rows, once for each group, with torch's current stream set to a
@@ -101,11 +99,11 @@ def matmul_signaled(
 
 
 def prepare_signaled(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     *,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
     group_rows: int | None = None,
     reserve_sms: int = 0,
     lane: int = 0,
@@ -133,9 +131,9 @@ def prepare_signaled(
         torch_or_raise().cuda.synchronize(given.device)
 
 
-def reference(a: torch.Tensor, b: torch.Tensor, *, on_group: OnGroup, bias: torch.Tensor | None = None) -> torch.Tensor:
+def reference(a: Tensor, b: Tensor, *, on_group: OnGroup, bias: Tensor | None = None) -> Tensor:
     """The same by torch alone, in one group."""
-    product: torch.Tensor = torch_or_raise().mm(a.reshape(-1, a.shape[-1]), b)
+    product: Tensor = torch_or_raise().mm(a.reshape(-1, a.shape[-1]), b)
     if bias is not None:
         product = product + bias
     stream = torch_or_raise().cuda.current_stream(a.device) if a.is_cuda else None
@@ -146,10 +144,10 @@ def reference(a: torch.Tensor, b: torch.Tensor, *, on_group: OnGroup, bias: torc
 class _Given(NamedTuple):
     """Checked operands: (M, K), (K, N), (N,) and (M, N)."""
 
-    a: torch.Tensor
-    b: torch.Tensor
-    bias: torch.Tensor | None
-    out: torch.Tensor
+    a: Tensor
+    b: Tensor
+    bias: Tensor | None
+    out: Tensor
 
 
 def _nothing(group: RowGroup) -> None: ...
@@ -201,9 +199,7 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None and find_spec("cuda") is not None
 
 
-def _check(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _check(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None) -> tuple[Tensor, Tensor]:
     """The rows of ``a``, and the output."""
     named = {"a": a, "b": b} | ({} if bias is None else {"bias": bias}) | ({} if out is None else {"out": out})
     for what, tensor in named.items():

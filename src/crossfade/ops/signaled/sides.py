@@ -12,8 +12,6 @@ from crossfade.device.borrowed import torch_or_raise
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CudaSide", "OnGroup", "RowGroup", "side_of"]
-
 _HIGH = -1
 
 

@@ -17,9 +17,7 @@ from crossfade.ops.signaled.sides import OnGroup, RowGroup, side_of
 from crossfade.ops.signaled.tiles import Piece, Stretch, TileConfig, TilePlan
 
 if TYPE_CHECKING:
-    import torch
-
-__all__ = ["SignaledProducts", "products_of"]
+    from torch import Tensor
 
 MOST_PRODUCTS = 256
 """That are kept ready, beside those that were captured."""
@@ -40,11 +38,7 @@ class SignaledProducts:
     """Ready products, by shape and lane."""
 
     def __init__(
-        self,
-        device: int,
-        driver: Driver,
-        config: TileConfig | None = None,
-        side: Callable[[int, int], Any] = side_of,
+        self, device: int, driver: Driver, config: TileConfig | None = None, side: Callable[[int, int], Any] = side_of
     ) -> None:
         self._device = device
         self._driver = driver
@@ -57,10 +51,10 @@ class SignaledProducts:
 
     def run(
         self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        bias: torch.Tensor | None,
-        out: torch.Tensor,
+        a: Tensor,
+        b: Tensor,
+        bias: Tensor | None,
+        out: Tensor,
         plan: TilePlan,
         on_group: OnGroup,
         *,
@@ -86,14 +80,7 @@ class SignaledProducts:
             side.join(main)
 
     def _tell(
-        self,
-        product: Product,
-        stretch: Stretch,
-        out: torch.Tensor,
-        side: Any,
-        on_group: OnGroup,
-        *,
-        is_captured: bool,
+        self, product: Product, stretch: Stretch, out: Tensor, side: Any, on_group: OnGroup, *, is_captured: bool
     ) -> None:
         """Each piece's wait, and what the callback enqueues behind it.
 
@@ -126,13 +113,7 @@ class SignaledProducts:
     def _make(self, key: _ProductKey, plan: TilePlan) -> Product:
         operands = key.operands
         product = Product(
-            self._loader,
-            self._driver,
-            operands,
-            plan,
-            self._config,
-            out_unit=key.out_unit,
-            reserve_sms=key.reserve_sms,
+            self._loader, self._driver, operands, plan, self._config, out_unit=key.out_unit, reserve_sms=key.reserve_sms
         )
         product.load(_epilogue(key))
         return product
@@ -152,7 +133,7 @@ def _epilogue(key: _ProductKey) -> Epilogue:
     return Epilogue(has_bias=key.has_bias, has_signals=True)
 
 
-def _call(on_group: OnGroup, piece: Piece, out: torch.Tensor, stream: Any) -> BaseException | None:
+def _call(on_group: OnGroup, piece: Piece, out: Tensor, stream: Any) -> BaseException | None:
     rows = slice(piece.begin, piece.end)
     try:
         on_group(RowGroup(piece.counter, rows, out[rows], stream))

@@ -24,19 +24,6 @@ from typing import NamedTuple
 from crossfade.device.copies import stagger
 from crossfade.ops.calls.products import in_order
 
-__all__ = [
-    "ENTRY_WORDS",
-    "Block",
-    "Piece",
-    "Stretch",
-    "Tile",
-    "TileConfig",
-    "TilePlan",
-    "even_blocks",
-    "plan_tiles",
-    "uneven_blocks",
-]
-
 ENTRY_WORDS = 4
 """int32 words of a tile in the table that the kernel reads: see `Tile`."""
 

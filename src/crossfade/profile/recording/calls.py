@@ -12,8 +12,6 @@ from typing import Any
 
 from crossfade.profile.traces.roles import Role
 
-__all__ = ["CallLog"]
-
 _REGISTRIES: dict[str, Callable[[CallLog], Callable[..., None]]] = {
     "EventRecordCallbacks": lambda log: log.event_record,
     "EventWaitCallbacks": lambda log: log.event_wait,
@@ -35,11 +33,7 @@ class CallLog:
         self._registered: list[tuple[list[Any], Callable[..., None]]] = []
 
     def open(self, gpu_trace: Any) -> None:
-        """Begins to listen.
-
-        Args:
-            gpu_trace: the module ``torch.cuda._gpu_trace``, or what stands for it. A registry that it does not have is left out.
-        """
+        """Begins to listen to ``torch.cuda._gpu_trace``, or what stands for it. A registry that it does not have is left out."""
         for name, callback_of in _REGISTRIES.items():
             registry = getattr(gpu_trace, name, None)
             if registry is not None:

@@ -8,8 +8,6 @@ import threading
 import time
 from typing import Any
 
-__all__ = ["GpuSampler", "environment"]
-
 _VARIABLES = ("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _PREFIXES = ("NCCL_", "TORCH_NCCL_")
 _PERIOD_S = 0.02

@@ -17,8 +17,6 @@ from crossfade.profile.recording.streams import StreamNumbers
 from crossfade.profile.traces.record import KEY, VERSION
 from crossfade.profile.traces.steps import MARK
 
-__all__ = ["Recording", "record"]
-
 
 def record(folder: str | os.PathLike[str] = "traces", *, with_stack: bool = False) -> Recording:
     """Records what runs inside a ``with`` block, for ``crossfade doctor FOLDER``: a few steps are enough.

@@ -6,8 +6,6 @@ import ctypes
 import re
 from pathlib import Path
 
-__all__ = ["StreamNumbers"]
-
 _MAPPED = re.compile(r"\s(/\S*/libcupti\.so\S*)$", re.MULTILINE)
 _DRIVER = "libcuda.so.1"
 

@@ -18,8 +18,6 @@ import msgspec
 
 from crossfade.errors import TraceError
 
-__all__ = ["ChromeEvent", "ChromeFile"]
-
 _PIECE_BYTES = 8 << 20
 _GZIP = b"\x1f\x8b"
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')

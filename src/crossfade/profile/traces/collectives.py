@@ -7,8 +7,6 @@ from statistics import median
 
 from crossfade.profile.traces.events import Activity, ActivityKind, RankTrace
 
-__all__ = ["align", "match_collectives"]
-
 _PAIRWISE = ("send", "recv", "SendRecv", "coalesced")
 
 

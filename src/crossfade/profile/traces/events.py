@@ -18,8 +18,6 @@ import numpy.typing as npt
 from crossfade.profile.traces.record import Record
 from crossfade.profile.traces.roles import Role
 
-__all__ = ["Activity", "ActivityKind", "Call", "CollectiveCall", "Enclosing", "Message", "RankTrace", "Scope"]
-
 
 class ActivityKind(IntEnum):
     """What a GPU did."""
@@ -152,40 +150,22 @@ class Enclosing:
 
 @dataclass
 class RankTrace:
-    """What one process's trace says.
+    """What one process's trace says."""
 
-    Attributes:
-        label: how messages name it: ``rank 0``, or the file's name.
-        rank: its number among the ranks; None where the trace does not say.
-        world_size: how many ranks there are; None where the trace does not say.
-        origin_ns: the absolute time, in nanoseconds, of microsecond 0 here.
-        num_sms: streaming multiprocessors of its GPU; 0 where the trace does not say.
-        gpu: what the GPU is called; may be empty.
-        activities: by start.
-        calls: those with a `Role`, by start.
-        collectives: calls of torch.distributed, by start.
-        operators: operators and annotations of the host.
-        functions: Python functions, where the trace has stacks.
-        notes: what was found odd while reading.
-        metadata: what the file says besides its events.
-        threads: the number of each thread, by the operating system's.
-        sync_streams: on which stream a wait or a synchronisation is, by its correlation; where the trace was asked for it.
-        record: what `crossfade.record` added; None in other traces.
-    """
-
-    label: str
-    rank: int | None
-    world_size: int | None
-    origin_ns: float
-    num_sms: int
-    gpu: str
-    activities: list[Activity]
-    calls: list[Call]
-    collectives: list[CollectiveCall]
-    operators: Enclosing
-    functions: Enclosing
-    notes: list[str] = field(default_factory=list)
-    metadata: dict[str, Any] = field(default_factory=dict)
-    threads: dict[Any, int] = field(default_factory=dict)
+    label: str  # how messages name it: ``rank 0``, or the file's name
+    rank: int | None  # its number among the ranks; None where the trace does not say
+    world_size: int | None  # how many ranks there are; None where the trace does not say
+    origin_ns: float  # the absolute time, in nanoseconds, of microsecond 0 here
+    num_sms: int  # streaming multiprocessors of its GPU; 0 where the trace does not say
+    gpu: str  # what the GPU is called; may be empty
+    activities: list[Activity]  # by start
+    calls: list[Call]  # those with a `Role`, by start
+    collectives: list[CollectiveCall]  # calls of torch.distributed, by start
+    operators: Enclosing  # operators and annotations of the host
+    functions: Enclosing  # Python functions, where the trace has stacks
+    notes: list[str] = field(default_factory=list)  # what was found odd while reading
+    metadata: dict[str, Any] = field(default_factory=dict)  # what the file says besides its events
+    threads: dict[Any, int] = field(default_factory=dict)  # the number of each thread, by the operating system's
+    # on which stream a wait or a synchronisation is, by its correlation; where the trace was asked for it
     sync_streams: dict[int, int] = field(default_factory=dict)
-    record: Record | None = None
+    record: Record | None = None  # what `crossfade.record` added; None in other traces

@@ -16,8 +16,6 @@ from crossfade.profile.traces.launches import HostOrder
 from crossfade.profile.traces.record import Entry
 from crossfade.profile.traces.roles import Role
 
-__all__ = ["Edge", "ExactEvents", "launch_times", "match"]
-
 _SYNCHRONISATIONS = {Role.SYNC_STREAM, Role.SYNC_EVENT}
 
 Lane = tuple[int, int]

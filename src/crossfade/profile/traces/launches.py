@@ -7,24 +7,18 @@ from dataclasses import dataclass
 from crossfade.profile.traces.events import Activity, Call, RankTrace
 from crossfade.profile.traces.roles import Role
 
-__all__ = ["HostOrder", "host_order"]
-
 
 @dataclass(frozen=True)
 class HostOrder:
-    """A rank's launching threads as one order of calls.
+    """A rank's launching threads as one order of calls."""
 
-    Attributes:
-        calls: all that launch, wait, allocate, or record and wait for events, by start. What launches nothing that was traced
-            is left out: its time belongs to the gap before the next call.
-        before: for each call the place of the one that ended last before it started, in whichever thread; -1 for the first.
-            While the autograd engine's thread runs the backward pass, the main thread waits for it, which no event says.
-        lanes: each stream's activities in their order.
-    """
-
+    # all that launch, wait, allocate, or record and wait for events, by start. What launches nothing that was traced is left out:
+    # its time belongs to the gap before the next call.
     calls: list[Call]
+    # for each call the place of the one that ended last before it started, in whichever thread; -1 for the first. While the
+    # autograd engine's thread runs the backward pass, the main thread waits for it, which no event says.
     before: list[int]
-    lanes: dict[tuple[int, int], list[Activity]]
+    lanes: dict[tuple[int, int], list[Activity]]  # each stream's activities in their order
 
 
 def host_order(trace: RankTrace) -> HostOrder:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["common_us", "length_us", "merged", "without"]
-
 
 def merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """The union of spans, as spans that neither touch nor overlap, in order."""

@@ -21,8 +21,6 @@ from crossfade.profile.traces.events import Activity, ActivityKind, Call, Collec
 from crossfade.profile.traces.record import KEY, Record
 from crossfade.profile.traces.roles import Role, role_of
 
-__all__ = ["read_trace", "read_traces"]
-
 COMMUNICATION = re.compile(
     r"nccl(Dev)?Kernel|^Memcpy PtoP|cross_device_reduce|(one|two)_shot_all|multimem_|allreduce_fusion|nvshmem|deep_ep::|mscclpp",
     re.IGNORECASE,

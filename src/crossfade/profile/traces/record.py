@@ -11,8 +11,6 @@ import msgspec
 
 from crossfade.profile.traces.roles import Role
 
-__all__ = ["KEY", "VERSION", "Entry", "Record"]
-
 KEY = "crossfade"
 VERSION = 1
 _QUEUES = 8  # CUDA's own, where the environment says nothing
@@ -49,31 +47,18 @@ class _Contents(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Record:
-    """What was recorded beside one rank's trace.
+    """What was recorded beside one rank's trace."""
 
-    Attributes:
-        rank: as torch.distributed or torchrun had it; None where neither did.
-        world_size: how many ranks there are; likewise.
-        entries: calls, in the order in which they were reported.
-        streams: the trace's number of a stream, by its handle.
-        environment: variables that matter to CUDA's queues, memory and NCCL.
-        clocks_mhz: of the SMs, every 20 ms.
-        powers_w: at the same times.
-        max_mhz: the highest clock; 0 where it is not known.
-        limit_w: the power limit; likewise.
-        num_retried: how often the allocator had to free memory before it could allocate.
-    """
-
-    rank: int | None
-    world_size: int | None
-    entries: Sequence[Entry]
-    streams: Mapping[int, int]
-    environment: Mapping[str, str]
-    clocks_mhz: Sequence[float]
-    powers_w: Sequence[float]
-    max_mhz: float
-    limit_w: float
-    num_retried: int
+    rank: int | None  # as torch.distributed or torchrun had it; None where neither did.
+    world_size: int | None  # how many ranks there are; likewise
+    entries: Sequence[Entry]  # calls, in the order in which they were reported
+    streams: Mapping[int, int]  # the trace's number of a stream, by its handle
+    environment: Mapping[str, str]  # variables that matter to CUDA's queues, memory and NCCL
+    clocks_mhz: Sequence[float]  # of the SMs, every 20 ms
+    powers_w: Sequence[float]  # at the same times
+    max_mhz: float  # the highest clock; 0 where it is not known
+    limit_w: float  # the power limit; likewise
+    num_retried: int  # how often the allocator had to free memory before it could allocate
 
     @classmethod
     def read(cls, contents: Any) -> Record:

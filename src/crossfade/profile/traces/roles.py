@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from enum import IntEnum
 
-__all__ = ["Role", "role_of"]
-
 
 class Role(IntEnum):
     """What a CUDA call of the host is for, as far as it matters to when others run."""

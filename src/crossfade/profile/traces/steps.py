@@ -11,8 +11,6 @@ import numpy.typing as npt
 from crossfade.profile.traces.events import RankTrace
 from crossfade.profile.traces.launches import HostOrder
 
-__all__ = ["MARK", "step_starts"]
-
 MARK = "ProfilerStep#"
 _MOST_DIFFERENT = 0.02  # so much of a period may differ from the one before
 _LEAST_COVERED = 0.6  # so much of all launches must repeat

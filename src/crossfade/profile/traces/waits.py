@@ -24,8 +24,6 @@ from crossfade.profile.traces.exact import ExactEvents, launch_times
 from crossfade.profile.traces.launches import HostOrder
 from crossfade.profile.traces.roles import Role
 
-__all__ = ["EVENT_LAG_US", "Waits", "waits_of"]
-
 EVENT_LAG_US = (
     3.0  # from the end of a work to the start of what waits for its event; 5.2 at the 95th percentile on H200
 )
@@ -41,18 +39,15 @@ _QUEUE = 500  # so many launches are under way where a launch waits for room
 
 @dataclass
 class Waits:
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        events: for each activity, those of other streams that it waits for.
-        returns: for each call that the host waits in, the activities without which it does not return.
-        is_on_own_stream: for each collective, whether it runs beside its caller's stream.
-        waited_at: for each collective on its own stream, the call with which the caller's stream begins to wait for it.
-    """
-
+    # for each activity, those of other streams that it waits for
     events: dict[Activity, list[Activity]] = field(default_factory=dict)
+    # for each call that the host waits in, the activities without which it does not return
     returns: dict[Call, list[Activity]] = field(default_factory=dict)
+    # for each collective, whether it runs beside its caller's stream
     is_on_own_stream: dict[Activity, bool] = field(default_factory=dict)
+    # for each collective on its own stream, the call with which the caller's stream begins to wait for it
     waited_at: dict[Activity, Call] = field(default_factory=dict)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-__all__ = ["Access", "Allocation", "Clock", "Word", "is_before", "join"]
-
 Clock: TypeAlias = dict[str, int]  # for each timeline (a stream or a host) how much of it is known to have happened
 
 

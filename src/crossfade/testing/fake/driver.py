@@ -16,8 +16,6 @@ from crossfade.testing.fake.graphs import Capture
 from crossfade.testing.fake.machine import Fault, Machine, Mark, Operation, Range, Until
 from crossfade.testing.stand_in import StandIn
 
-__all__ = ["FakeDriver", "FakeHostRange", "FakeLink"]
-
 
 class FakeDriver(StandIn):
     """One process's driver of one device of the machine (see `crossfade.device.driver.Driver`). Several drivers may share a

@@ -9,8 +9,6 @@ from typing import TypeAlias
 
 from crossfade.testing.fake.machine import Fault, Machine, Program, Until
 
-__all__ = ["Verdict", "World", "explore", "sample"]
-
 World: TypeAlias = Callable[[Machine], Mapping[str, Program]]
 """Builds drivers, rings and hosts on a fresh machine. It must do the same each time."""
 

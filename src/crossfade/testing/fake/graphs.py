@@ -8,8 +8,6 @@ from dataclasses import replace
 from crossfade.testing.fake.clocks import Clock, join
 from crossfade.testing.fake.machine import Fault, Mark, Operation
 
-__all__ = ["Capture"]
-
 
 class Capture:
     """The operations that are enqueued on ``origin``, and on streams that wait for its events, from the capture's begin on."""

@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from crossfade.testing.fake.clocks import Access, Allocation, Clock, Word, is_before, join
 
-__all__ = ["Fault", "Machine", "Operation", "Program", "Range", "Until"]
-
 
 class Fault(Exception):
     """A fault that the machine found: its ``kind`` and the names of the operations that do not go together."""

@@ -1,4 +1,4 @@
-"""Two GPUs that two processes share each: collectives between the four, of actors and of processes without."""
+"""Two GPUs: collectives of actors, of processes without, and of four that share a GPU with another each; their spans."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from tests.helpers import collective_gpu_cases, collective_graphs, peer_gpu_case
 
 NUM_PARTIES = 4
 
+TestSpansOfTwo = collective_graphs.suite(2)
+TestCollectivesOfTwo = collective_gpu_cases.suite(2)
 TestSpans = collective_graphs.suite(2, NUM_PARTIES // 2, [Transport.COPY])
 
 
