@@ -262,10 +262,10 @@ class Run:
             outer = outer._replace(cpu_generator=torch.default_generator.get_state())
             for part in self.parts:
                 part.gr_context = copy_context()
-            self._take_turns()
+            self._take_turns(outer)
         finally:
             installed.leave()
-            outer.put()
+            outer.put(ThreadState.take())
             for stream in self._streams:
                 caller.wait_stream(stream)  # type: ignore[union-attr]
         self._end = mark(on_gpu=self.on_gpu) if self.records else None
@@ -278,12 +278,12 @@ class Run:
             part.forget()  # a run is kept for its counts and spans only
         return results
 
-    def _take_turns(self) -> None:
+    def _take_turns(self, now: ThreadState) -> None:
         alive = list(self.parts)
         try:
             while alive:
                 for part in tuple(alive):
-                    part.state = part.state.turn(part.switch)
+                    part.state, now = part.state.turn(part.switch, now)
                     if part.dead:
                         alive.remove(part)
                         if part.error is not None:
@@ -296,7 +296,7 @@ class Run:
         """Ends parts in the middle: what they have to tidy up runs, with their state, and without further stops."""
         for part in alive:
             part.is_abandoned = True
-            part.state = part.state.turn(partial(part.throw, GreenletExit))
+            part.state, _ = part.state.turn(partial(part.throw, GreenletExit), ThreadState.take())
 
     @staticmethod
     def group_of_packet(packet: Any, args: tuple[Any, ...]) -> Any:
