@@ -2,8 +2,9 @@
 
 Module functions, function modes and dispatch modes each miss some: names that a library imported, what DTensor sends inside an
 operator. All come through the two places here. Methods are replaced on the class ``ProcessGroup``, functional collectives in
-the namespaces of ``torch.ops``; so is the ``forward`` of modules that need a look (DDP, batch norms). The replacements are in place
-while something is interleaved and at no other time, and ask first whether this is a part's call.
+the namespaces of ``torch.ops``; so are the ``wait`` of works, for collectives that the module itself waits for, and the ``forward``
+of modules that need a look (DDP, batch norms). The replacements are in place while something is interleaved and at no other time,
+and ask first whether this is a part's call.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
+
+from crossfade.batches.carriers import WORKS
 
 __all__ = ["METHODS", "PACKETS", "Part", "installed"]
 
@@ -43,6 +46,8 @@ class Part(Protocol):
     def on_method(
         self, name: str, original: Callable[..., Any], group: Any, args: tuple[Any, ...], kwargs: Any
     ) -> Any: ...
+
+    def on_wait(self, original: Callable[..., Any], work: Any, args: tuple[Any, ...], kwargs: Any) -> Any: ...
 
     def on_packet(self, packet: Any, args: tuple[Any, ...], kwargs: Any) -> Any: ...
 
@@ -86,6 +91,8 @@ class _Installed:
                 packet = getattr(operators, name, None)
                 if packet is not None:
                     self._replace(operators, name, packet, _packet(packet, find))
+        for kind in WORKS:
+            self._replace(kind, "wait", vars(kind)["wait"], _wait(kind.wait, find))
         for kind in _MODULES:
             self._replace(kind, "forward", vars(kind)["forward"], _forward(vars(kind)["forward"], find))
 
@@ -105,6 +112,15 @@ def _method(name: str, original: Callable[..., Any], find: Find) -> Callable[...
         return part.on_method(name, original, group, args, kwargs)
 
     return call
+
+
+def _wait(original: Callable[..., Any], find: Find) -> Callable[..., Any]:
+    def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or (part := find()) is None:
+            return original(work, *args, **kwargs)
+        return part.on_wait(original, work, args, kwargs)
+
+    return wait
 
 
 def _packet(packet: Any, find: Find) -> Callable[..., Any]:

@@ -13,12 +13,12 @@ is started and waited for in one turn, and the report says why.
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._guards import TracingContext
@@ -26,8 +26,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from crossfade.batches.agreement import Agreement
-from crossfade.batches.carriers import Carrier, group_name
+from crossfade.batches.carriers import Carrier, group_name, options_of
 from crossfade.batches.ddp import OneBackward
+from crossfade.batches.following import Issued
 from crossfade.batches.interception import installed
 from crossfade.batches.spans import CollectiveSpan, Mark, mark, us_between
 from crossfade.batches.thread_state import ThreadState, seeded
@@ -84,6 +85,15 @@ def why_atomic() -> str:
     return ""
 
 
+class _Started(NamedTuple):
+    """A work that the module has, and is to wait for; kept, so that its id means it alone."""
+
+    work: Any
+    name: str
+    args: tuple[Any, ...]
+    begin: Mark
+
+
 class Part(greenlet):  # type: ignore[misc,unused-ignore]
     """One batch of a run.
 
@@ -107,6 +117,7 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
         self.num_collectives = self.num_stops = 0
         self.atomic: Counter[str] = Counter()
         self.spans: list[tuple[str, int, Mark, Mark]] = []
+        self._started: dict[int, _Started] = {}
         self._is_quiet = False
         self._is_coalescing = False
         self.is_abandoned = False
@@ -123,11 +134,15 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
     def forget(self) -> None:
         """Drops what it held: its call, its result, and the modes that its state has."""
         del self.call, self.result, self.state
+        self._started.clear()
 
     # what the interception calls
 
     def on_method(self, name: str, original: Callable[..., Any], group: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """A collective of a process group: started, and given back as a work when the others have had their turns."""
+        """A collective of a process group: started, and given back as a work when the others have had their turns.
+
+        Where the module itself waits for it, the others have their turns then.
+        """
         if self._is_quiet or _C._current_graph_task_id() != -1:
             return original(group, *args, **kwargs)
         if name.endswith("coalescing"):
@@ -138,15 +153,35 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
             return work
         if self._is_coalescing:  # these start together, when all are known, in the module's own group
             return original(group, *args, **kwargs)
-        is_waited_for = any(getattr(each, "asyncOp", True) is False for each in (*args, *kwargs.values()))
+        options = options_of(args, kwargs)
+        is_waited_for = options is not None and not options.asyncOp
         begin = self._before(name, args, group)
-        with self.quiet():
-            work = self.owner.carrier.start(self.index, name, original, group, args, kwargs)
-        self._stop()
-        if begin is not None and is_waited_for and work is not None:
-            work.wait()
-            self._after(name, args, begin)
+        self._is_quiet = True
+        try:
+            work = self.owner.carrier.start(self.index, name, original, group, args, kwargs, options)
+        finally:
+            self._is_quiet = False
+        if work is None:
+            self._stop()
+        elif not is_waited_for:
+            self._started[id(work)] = _Started(work, name, args if begin is not None else (), begin)
+        else:
+            self._stop()
+            if begin is not None:
+                self._wait(work)
+                self._after(name, args, begin)
         return work
+
+    def on_wait(self, original: Callable[..., Any], work: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """The module waits for a work: the others have their turns before, if it is one that it has started without waiting."""
+        started = self._started.pop(id(work), None)
+        if started is None:
+            return original(work, *args, **kwargs)
+        self._stop()
+        result = original(work, *args, **kwargs)
+        if started.begin is not None:
+            self._after(started.name, started.args, started.begin)
+        return result
 
     def on_packet(self, packet: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """A functional collective: started, and its output given back when the others have had their turns."""
@@ -183,11 +218,17 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
     def _before(self, name: str, args: tuple[Any, ...], group: Any) -> Mark | None:
         self.num_collectives += 1
         owner = self.owner
+        size_bytes = _size(args) if name in _EQUAL else 0
+        owner.order[group].append((self.index, name, size_bytes))
         if owner.agreement is not None:
             with self.quiet():
-                size = f" of {_size(args)} bytes" if name in _EQUAL else ""
+                size = f" of {size_bytes} bytes" if name in _EQUAL else ""
                 owner.agreement.compare(f"batch {self.index}, {name}{size}", group)
         return mark(on_gpu=owner.on_gpu) if owner.records else None
+
+    def _wait(self, work: Any) -> None:
+        with self.quiet():
+            work.wait()
 
     def _after(self, name: str, args: tuple[Any, ...], begin: Mark) -> None:
         self.spans.append((name, _size(args), begin, mark(on_gpu=self.owner.on_gpu)))
@@ -216,7 +257,7 @@ class Run:
 
     Args:
         carrier: how collectives go.
-        agreement: where each collective is compared with the other ranks' before it starts; None to trust them.
+        agreement: where each collective is compared with the other ranks' before it starts; None where they are not compared so.
         records: whether the spans of collectives are recorded.
         on_gpu: whether the parts have streams of their own.
         streams: one a part; the current one for all, if there are none.
@@ -235,6 +276,7 @@ class Run:
         self.agreement = agreement
         self.records = records
         self.on_gpu = on_gpu
+        self.order: defaultdict[Any, list[Issued]] = defaultdict(list)  # collectives by their group
         self.one_backward = OneBackward()
         self.has_batch_norm = False
         self.parts: list[Part] = []

@@ -161,8 +161,8 @@ class ThreadState(NamedTuple):
             torch.set_autocast_cache_enabled(self.autocast_cache)
         torch.default_generator.set_state(self.cpu_generator)
         if self.stream is not None and self.stream != now.stream:
-            number, device, kind = self.stream
-            _C._cuda_setStream(stream_id=number, device_index=device, device_type=kind)
+            number, device, device_type = self.stream
+            _C._cuda_setStream(stream_id=number, device_index=device, device_type=device_type)
         if self.gpu_generator is not None:
             _gpu_generator().graphsafe_set_state(self.gpu_generator)
         if self.frame_callback is not None and (frames := _frame_callbacks()):

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from crossfade.device.borrowed import torch_or_raise
-from crossfade.ops.choice.replays import Recorder, forget, is_replayed
+from crossfade.ops.choice.replays import forget, is_replayed
 from crossfade.ops.choice.tune import Trial
+from crossfade.peers.replays import Recorder
 
 if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup
