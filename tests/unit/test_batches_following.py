@@ -96,11 +96,11 @@ def test_a_rank_that_is_further_on_is_compared_when_this_one_comes_there(monkeyp
     for rank in (0, 1, 2, 0, 1, 2, 1):
         one(rank)
     one(2, GATHER)
-    with pytest.raises(BatchesError, match="disagree in run 2.*rank 2 has come to 3 .*rank 1 to 3"):
+    with pytest.raises(BatchesError, match=r"disagree in run 2.*rank 2 has come to 3 .*rank 1 to 3"):
         one(2)
     one(0)
     assert ranks[0]._ahead.keys() == {2}
-    with pytest.raises(BatchesError, match="disagree in run 2.*rank 0 has come to 3 .*rank 2 to 3"):
+    with pytest.raises(BatchesError, match=r"disagree in run 2.*rank 0 has come to 3 .*rank 2 to 3"):
         one(0)
 
 

@@ -107,7 +107,9 @@ class ProcessGroups:
             torch.cuda.synchronize()  # a communicator may be split off one that must have nothing to do then
         if backend not in ("nccl", "gloo"):  # one for each kind of device
             backend = str(_inside._world.pg_backend_config[group])
-        made: Any = dist.new_group(ranks, backend=backend, pg_options=options, use_local_synchronization=True)
+        made: Any = dist.new_group(
+            ranks, _timeout_of(group), backend, pg_options=options, use_local_synchronization=True
+        )
         # new_group sorts the ranks: where that changes a rank's number in the group, roots and parts would be others.
         return made if dist.get_process_group_ranks(made) == ranks else group  # type: ignore[no-any-return,unused-ignore]
 
@@ -133,6 +135,13 @@ class ProcessGroups:
             own = self.of_part(_inside._resolve_process_group(name), part).group_name
             args = tuple(own if each is name else each for each in args)
         return packet(*args, **kwargs), None
+
+
+def _timeout_of(group: Any) -> Any:
+    """How long its collectives may take; None where it does not say."""
+    with suppress(AttributeError, RuntimeError):
+        return group._get_backend(group._device_types[0]).options._timeout
+    return None
 
 
 def group_name(packet: Any, args: tuple[Any, ...]) -> Any:

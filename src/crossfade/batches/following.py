@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -113,19 +114,24 @@ class Follower:
         if len(self._ranks) == 1:
             return None
         cause: BatchesError | None = None
-        try:
+        with suppress(RuntimeError):  # the store may be what has failed
             stopped, answers = self._look()
             if stopped and stopped[0] == self._run and stopped[1] != self._rank:
                 error.add_note(f"crossfade: rank {stopped[1]} raised in the same run: {stopped[2]}")
-            own = self._with(order)
             for rank, said in answers.items():
-                theirs = said.get(self._run)
-                for ranks, each in own.items() if theirs is not None else ():
-                    if rank in ranks and theirs.get(ranks, _Sum()).number < each.number:
-                        cause = self._disagreement(self._run, ranks, rank, each, theirs.get(ranks, _Sum()))
-        finally:
-            self._stop(str(cause) if cause else f"{type(error).__name__}: {error}")
+                cause = cause or self._why_alone(rank, said, self._with(order))
+            self._stop(str(cause or f"{type(error).__name__}: {error}"))
         return cause
+
+    def _why_alone(self, rank: int, said: _Said, own: _Sums) -> BatchesError | None:
+        """A rank that has ended this run, and has issued less in it than this one so far."""
+        if self._run not in said:
+            return None
+        for ranks, one in own.items():
+            other = said[self._run].get(ranks, _Sum())
+            if rank in ranks and other.number < one.number:
+                return self._disagreement(self._run, ranks, rank, one, other)
+        return None
 
     def _with(self, order: Mapping[Ranks, Sequence[Issued]]) -> _Sums:
         sums = dict(self._sums)
