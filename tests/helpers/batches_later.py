@@ -1,4 +1,6 @@
-"""Cases of interleaved batches in later runs: ranks that come to disagree, or raise, when nothing is compared in advance any more."""
+"""Cases of later runs of interleaved batches, where nothing is compared in advance: ranks that come to disagree, or raise; and of
+works that the module waits for.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,14 @@ def _raises(act: Callable[[Tensor], Any], later: Callable[[Tensor], Any], error:
     for _ in range(NUM_AGREED):
         handle(x)
     model.act = later
-    with pytest.raises(error, match=said):
+
+    def two_more() -> None:
         handle(x)
         model.act = lambda x: yield_point()
         handle(x)
+
+    with pytest.raises(error, match=said):
+        two_more()
 
 
 def ranks_that_disagree_later(device: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the store is torch's")
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from crossfade.batches import following
 from crossfade.batches.following import Follower, Issued, Ranks
@@ -17,7 +17,7 @@ GATHER: Issued = (1, "allgather", 0)
 
 
 def followers(number: int, timeout_s: float = 0.05) -> list[Follower]:
-    store = dist.HashStore()
+    store = HashStore()
     return [Follower(store, tuple(range(number)), rank, timeout_s) for rank in range(number)]
 
 

@@ -100,16 +100,16 @@ class ProcessGroups:
 
     def _copy(self, group: ProcessGroup) -> ProcessGroup:
         ranks, backend, options = dist.get_process_group_ranks(group), str(dist.get_backend(group)), None
+        limit = _timeout_of(group)
         if self.max_ctas is not None and backend == "nccl":
             options = _inside.ProcessGroupNCCL.Options()
             options.config.max_ctas = self.max_ctas
+            options._timeout = limit or options._timeout
         if _cuda.is_initialized():
             torch.cuda.synchronize()  # a communicator may be split off one that must have nothing to do then
         if backend not in ("nccl", "gloo"):  # one for each kind of device
             backend = str(_inside._world.pg_backend_config[group])
-        made: Any = dist.new_group(
-            ranks, _timeout_of(group), backend, pg_options=options, use_local_synchronization=True
-        )
+        made: Any = dist.new_group(ranks, limit, backend, pg_options=options, use_local_synchronization=True)
         # new_group sorts the ranks: where that changes a rank's number in the group, roots and parts would be others.
         return made if dist.get_process_group_ranks(made) == ranks else group  # type: ignore[no-any-return,unused-ignore]
 
