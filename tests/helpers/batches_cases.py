@@ -19,13 +19,7 @@ from crossfade.batches.calibration import MOST_STEPS
 from crossfade.batches.carriers import ProcessGroups
 from crossfade.batches.parts import Run
 from crossfade.errors import BatchesError
-from tests.helpers.batches_later import (
-    a_collective_that_one_rank_has_alone,
-    a_rank_that_raises_later,
-    ranks_that_disagree_later,
-    stops_where_the_module_waits,
-    works_that_nobody_waits_for,
-)
+from tests.helpers.batches_later import LATER, WAITS
 from tests.helpers.batches_models import (
     NEAR,
     WIDTH,
@@ -37,6 +31,7 @@ from tests.helpers.batches_models import (
     same_input,
     train,
 )
+from tests.helpers.batches_transformers import llama, mixtral
 from tests.helpers.batches_wrappers import (
     GROUPS,
     batch_norm_falls_back,
@@ -386,12 +381,11 @@ CASES: dict[str, Case] = {
     "subgroups": subgroups,
     "exchanges_of_different_lengths": exchanges_of_different_lengths,
     "random_models": random_models,
-    "stops_where_the_module_waits": stops_where_the_module_waits,
-    "works_that_nobody_waits_for": works_that_nobody_waits_for,
-    "ranks_that_disagree_later": ranks_that_disagree_later,
-    "a_rank_that_raises_later": a_rank_that_raises_later,
+    **WAITS,
+    "llama": llama,
+    "mixtral": mixtral,
     # these leave collectives that nobody waits for
-    "a_collective_that_one_rank_has_alone": a_collective_that_one_rank_has_alone,
+    **LATER,
     "a_rank_that_raises": a_rank_that_raises,
     "ranks_that_disagree": ranks_that_disagree,
     "meet": meet,

@@ -19,6 +19,7 @@ from crossfade.batches.parts import Run
 from crossfade.errors import BatchesError
 from tests.helpers.batches_models import NEAR, same_input
 from tests.helpers.batches_wrappers import GROUPS
+from tests.helpers.ranks import Case
 
 NUM_AGREED = 2
 
@@ -127,3 +128,14 @@ def works_that_nobody_waits_for(device: str) -> None:
     assert [(each.num_collectives, each.num_stops) for each in run.parts] == [(1, 0), (1, 0)]
     for work in started:
         work.wait()
+
+
+WAITS: dict[str, Case] = {
+    "stops_where_the_module_waits": stops_where_the_module_waits,
+    "works_that_nobody_waits_for": works_that_nobody_waits_for,
+}
+LATER: dict[str, Case] = {
+    "ranks_that_disagree_later": ranks_that_disagree_later,
+    "a_rank_that_raises_later": a_rank_that_raises_later,
+    "a_collective_that_one_rank_has_alone": a_collective_that_one_rank_has_alone,
+}

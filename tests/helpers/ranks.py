@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
+from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,6 +24,16 @@ from tests.helpers.device_pair import Workers, context
 Case: TypeAlias = Callable[[str], None]
 """A function of the kind of device."""
 GRACE_S, LEAVE_S = 5.0, 30.0
+
+
+def needs(*modules: str) -> Callable[[Case], Case]:
+    """A case that takes packages which may not be installed."""
+
+    def decorate(case: Case) -> Case:
+        case.needs = modules  # type: ignore[attr-defined]
+        return case
+
+    return decorate
 
 
 def join_world(rank: int, num_ranks: int, store: str) -> None:
@@ -212,7 +223,9 @@ def run_cases(
 def suite(
     cases: Mapping[str, Case], num_ranks: int, device: str = "cpu", *, limit_s: float, interprets: bool = False
 ) -> type:
-    """A class of tests, one for each case; the processes are shared by all of them. ``limit_s``: of each case."""
+    """A class of tests, one for each case; the processes are shared by all of them. ``limit_s``: of each case. A case that `needs`
+    packages is skipped where they are missing.
+    """
 
     class TestRanks:
         @pytest.fixture(scope="class")
@@ -225,6 +238,9 @@ def suite(
         @pytest.mark.timeout(limit_s + 20)
         @pytest.mark.parametrize("name", cases)
         def test_every_rank(self, team: Team, name: str) -> None:
+            for module in getattr(cases[name], "needs", ()):
+                if find_spec(module) is None:
+                    pytest.skip(f"pip install {module}")
             for rank, answer in enumerate(team.run(name, limit_s)):
                 assert answer == "ok", f"rank {rank}: {answer}"
 
