@@ -2,9 +2,9 @@
 
 Module functions, function modes and dispatch modes each miss some: names that a library imported, what DTensor sends inside an
 operator. All come through the two places here. Methods are replaced on the class ``ProcessGroup``, functional collectives in
-the namespaces of ``torch.ops``; so are the ``wait`` of works, for collectives that the module itself waits for, and the ``forward``
-of modules that need a look (DDP, batch norms). The replacements are in place while something is interleaved and at no other time,
-and ask first whether this is a part's call.
+the namespaces of ``torch.ops``; so are the ``wait`` of works, for collectives that the module itself waits for, the ``forward`` of
+modules that need a look (DDP, batch norms), and the calls of operators, which are counted. The replacements are in place while
+something is interleaved and at no other time, and ask first whether this is a part's call.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch import _ops
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
@@ -37,11 +38,25 @@ PACKETS = {
     "_dtensor": "shard_dim_alltoall",
 }
 """Operators by their namespace."""
+_OPERATORS = (
+    (_ops.OpOverloadPacket, "__call__"),
+    (_ops.OpOverload, "__call__"),
+    (_ops.OpOverload, "redispatch"),
+    (_ops.TorchBindOpOverload, "__call__"),
+    (_ops.HigherOrderOperator, "__call__"),
+)
+"""Where Python goes into C++ by pybind, under which no greenlet may be switched."""
 _MODULES = (DistributedDataParallel, _BatchNorm, torch.nn.SyncBatchNorm)
 
 
 class Part(Protocol):
-    """What a replacement calls, if the caller is a part that listens."""
+    """What a replacement calls, if the caller is a part that listens.
+
+    Attributes:
+        num_operators: how many calls of ``torch.ops`` it is inside.
+    """
+
+    num_operators: int
 
     def on_method(
         self, name: str, original: Callable[..., Any], group: Any, args: tuple[Any, ...], kwargs: Any
@@ -91,6 +106,8 @@ class _Installed:
                 packet = getattr(operators, name, None)
                 if packet is not None:
                     self._replace(operators, name, packet, _packet(packet, find))
+        for kind, name in _OPERATORS:
+            self._replace(kind, name, vars(kind)[name], _operator(vars(kind)[name], find))
         for kind in WORKS:
             self._replace(kind, "wait", vars(kind)["wait"], _wait(kind.wait, find))
         for kind in _MODULES:
@@ -131,6 +148,19 @@ def _packet(packet: Any, find: Find) -> Callable[..., Any]:
 
     for overload in packet.overloads():
         setattr(call, overload, getattr(packet, overload))
+    return call
+
+
+def _operator(original: Callable[..., Any], find: Find) -> Callable[..., Any]:
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or (part := find()) is None:
+            return original(self, *args, **kwargs)
+        part.num_operators += 1
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            part.num_operators -= 1
+
     return call
 
 

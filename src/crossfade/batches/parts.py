@@ -12,7 +12,6 @@ is started and waited for in one turn, and the report says why.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -57,7 +56,6 @@ _EQUAL = {
     *("reduce_scatter_single", "_reduce_scatter_base", "reduce_scatter_tensor"),
 }
 """Collectives to which all ranks bring equally many bytes."""
-_OPERATORS = sys.modules["torch._ops"].__file__
 
 
 def current_part() -> Part | None:
@@ -66,8 +64,12 @@ def current_part() -> Part | None:
     return here if type(here) is Part else None
 
 
-def why_atomic() -> str:
-    """Why this part must not stop here, or nothing."""
+def why_atomic(num_operators: int = 0) -> str:
+    """Why a part must not stop here, or nothing. ``num_operators``: calls of ``torch.ops`` that it is inside.
+
+    (Keys alone do not say it: inference mode excludes autograd's everywhere, and kernels run with it and without. A switch under
+    the C++ frame of an operator ends the process.)
+    """
     if _C._current_graph_task_id() != -1:
         return "in a backward"
     if _C._functorch.maybe_current_level() is not None:
@@ -76,13 +78,7 @@ def why_atomic() -> str:
         return "in a compilation"
     if not torch.is_inference_mode_enabled() and _C._dispatch_tls_local_exclude_set().has(_AUTOGRAD):
         return "inside an operator"
-    # Inference mode excludes that key everywhere. A call of torch.ops stands in the stack: its C++ frame would abort the process.
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename == _OPERATORS:
-            return "inside an operator"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
+    return "inside an operator" if num_operators else ""
 
 
 class _Started(NamedTuple):
@@ -102,6 +98,7 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
         state: what torch keeps per thread, between its turns.
         result, error: how it ended.
         num_collectives, num_stops: collectives and yield points that it came to, and those where it let the others run.
+        num_operators: calls of ``torch.ops`` that it is inside.
         atomic: why it did not stop at the others, with how often.
         spans: where the run records them: name, bytes, begin, end.
     """
@@ -114,7 +111,7 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
         self.state = state
         self.result: Any = None
         self.error: BaseException | None = None
-        self.num_collectives = self.num_stops = 0
+        self.num_collectives = self.num_stops = self.num_operators = 0
         self.atomic: Counter[str] = Counter()
         self.spans: list[tuple[str, int, Mark, Mark]] = []
         self._started: dict[int, _Started] = {}
@@ -235,7 +232,7 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
 
     def _stop(self) -> None:
         """Lets the other parts run, if that is safe here."""
-        why = "abandoned" if self.is_abandoned else why_atomic()
+        why = "abandoned" if self.is_abandoned else why_atomic(self.num_operators)
         if why:
             self.atomic[why] += 1
         else:
