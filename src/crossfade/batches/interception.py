@@ -10,6 +10,7 @@ something is interleaved and at no other time, and ask first whether this is a p
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from threading import RLock
 from typing import Any, Protocol
 
@@ -79,6 +80,7 @@ class _Installed:
         self._lock = RLock()
         self._num_users = 0
         self._originals: list[tuple[Any, str, Any]] = []
+        self._made: dict[tuple[Any, str], tuple[Any, Any]] = {}  # replacements with their originals: made once
 
     def enter(self, find: Find) -> None:
         with self._lock:
@@ -99,21 +101,25 @@ class _Installed:
             # From the class's own dictionary: getattr gives something that cannot be put back.
             original = vars(dist.ProcessGroup).get(name)
             if original is not None:
-                self._replace(dist.ProcessGroup, name, original, _method(name, getattr(dist.ProcessGroup, name), find))
+                self._replace(dist.ProcessGroup, name, original, partial(_method, name), find)
         for namespace, names in PACKETS.items():
             operators = getattr(torch.ops, namespace)
             for name in names.split():
                 packet = getattr(operators, name, None)
                 if packet is not None:
-                    self._replace(operators, name, packet, _packet(packet, find))
+                    self._replace(operators, name, packet, _packet, find)
         for kind, name in _OPERATORS:
-            self._replace(kind, name, vars(kind)[name], _operator(vars(kind)[name], find))
+            self._replace(kind, name, vars(kind)[name], _operator, find)
         for kind in WORKS:
-            self._replace(kind, "wait", vars(kind)["wait"], _wait(kind.wait, find))
+            self._replace(kind, "wait", vars(kind)["wait"], _wait, find)
         for kind in _MODULES:
-            self._replace(kind, "forward", vars(kind)["forward"], _forward(vars(kind)["forward"], find))
+            self._replace(kind, "forward", vars(kind)["forward"], _forward, find)
 
-    def _replace(self, owner: Any, name: str, original: Any, replacement: Any) -> None:
+    def _replace(self, owner: Any, name: str, original: Any, make: Callable[[Any, Find], Any], find: Find) -> None:
+        known, replacement = self._made.get((owner, name), (None, None))
+        if known is not original:
+            replacement = make(getattr(owner, name), find)
+            self._made[owner, name] = original, replacement
         setattr(owner, name, replacement)
         self._originals.append((owner, name, original))
 
