@@ -84,12 +84,11 @@ class Agreement:
         self._follower.begin()
         try:
             yield
-        except BatchesError:
-            raise
         except BaseException as error:
-            for ranks in {tuple(dist.get_process_group_ranks(self.group)), *self._numbers}:
-                number = self._numbers.get(ranks, -1) + 1
-                self._store.set(f"{ranks} {number} {dist.get_rank()}", f"{type(error).__name__}: {error}")
+            if not isinstance(error, BatchesError):
+                for ranks in {tuple(dist.get_process_group_ranks(self.group)), *self._numbers}:
+                    number = self._numbers.get(ranks, -1) + 1
+                    self._store.set(f"{ranks} {number} {dist.get_rank()}", f"{type(error).__name__}: {error}")
             cause = self._follower.fail(error, self._by_ranks(order))
             if cause is not None:
                 raise cause from error

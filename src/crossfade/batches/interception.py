@@ -110,10 +110,10 @@ class _Installed:
                     self._replace(operators, name, packet, _packet, find)
         for kind, name in _OPERATORS:
             self._replace(kind, name, vars(kind)[name], _operator, find)
-        for kind in WORKS:
-            self._replace(kind, "wait", vars(kind)["wait"], _wait, find)
-        for kind in _MODULES:
-            self._replace(kind, "forward", vars(kind)["forward"], _forward, find)
+        for work in WORKS:
+            self._replace(work, "wait", vars(work)["wait"], _wait, find)
+        for module in _MODULES:
+            self._replace(module, "forward", vars(module)["forward"], _forward, find)
 
     def _replace(self, owner: Any, name: str, original: Any, make: Callable[[Any, Find], Any], find: Find) -> None:
         known, replacement = self._made.get((owner, name), (None, None))

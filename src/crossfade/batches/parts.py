@@ -158,15 +158,13 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
             work = self.owner.carrier.start(self.index, name, original, group, args, kwargs, options)
         finally:
             self._is_quiet = False
-        if work is None:
-            self._stop()
-        elif not is_waited_for:
+        if work is not None and not is_waited_for:
             self._started[id(work)] = _Started(work, name, args if begin is not None else (), begin)
-        else:
-            self._stop()
-            if begin is not None:
-                self._wait(work)
-                self._after(name, args, begin)
+            return work
+        self._stop()
+        if begin is not None and work is not None:
+            work.wait()
+            self._after(name, args, begin)
         return work
 
     def on_wait(self, original: Callable[..., Any], work: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -222,10 +220,6 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
                 size = f" of {size_bytes} bytes" if name in _EQUAL else ""
                 owner.agreement.compare(f"batch {self.index}, {name}{size}", group)
         return mark(on_gpu=owner.on_gpu) if owner.records else None
-
-    def _wait(self, work: Any) -> None:
-        with self.quiet():
-            work.wait()
 
     def _after(self, name: str, args: tuple[Any, ...], begin: Mark) -> None:
         self.spans.append((name, _size(args), begin, mark(on_gpu=self.owner.on_gpu)))
