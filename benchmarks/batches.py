@@ -1,8 +1,9 @@
 """Two halves of a batch against the whole batch: by hand and by crossfade, in turns in one run, on 2 GPUs.
 
-``python -m benchmarks.batches run OUT [--limit-s 540] [--cases 0,1,2,3] [--report] [--quick]`` runs each case in processes of its
-own, which are ended at the case's time limit: what they have written counts. ``python -m benchmarks.batches tell OUT`` makes
-the table again of what is in a folder. ``--quick`` is a trial of this program on a CPU.
+``python -m benchmarks.batches run OUT [--limit-s 540] [--cases 0,1,2,3] [--report] [--quick] [--profile]`` runs each case in
+processes of its own, which are ended at the case's time limit: what they have written counts. ``python -m benchmarks.batches tell
+OUT`` makes the table again of what is in a folder. ``--quick`` is a trial of this program on a CPU. ``--profile`` writes, in place
+of the table, how long the host takes to launch a step of each side, and files with the calls that take its time.
 
 Sides: the module as it is (``one batch``); two halves by hand, by NCCL and by copy engines; crossfade after its calibration, and
 made to take either way. A figure is the median over rounds of the slowest rank's time of a step, with the lowest and the highest.
@@ -38,12 +39,16 @@ SIDES = [
 ]
 
 
+PROFILED = [side for side in SIDES if side not in ("crossfade", f"halves, NCCL of {MAX_CTAS} blocks")]
+"""Sides that take one way each."""
+
+
 def sides_of(case: Case) -> list[str]:
     """A backward by hand is what autograd makes of the module: those sides are crossfade's."""
     return [side for side in SIDES if not (case.trains and side.startswith("halves"))]
 
 
-def run_case(case: Case, num_ranks: int, device: str, folder: Path, limit_s: float) -> str:
+def run_case(case: Case, num_ranks: int, device: str, folder: Path, limit_s: float, *, profiles: bool = False) -> str:
     """Runs one case; gives what went wrong, or nothing."""
     name = case.name.replace(", ", "_").replace(" ", "-")
     out, store = folder / f"{name}.jsonl", folder / f"{name}.store"
@@ -51,7 +56,8 @@ def run_case(case: Case, num_ranks: int, device: str, folder: Path, limit_s: flo
         path.unlink(missing_ok=True)
     end_s = time.time() + limit_s * 0.75
     context = mp.get_context("spawn")
-    args = (num_ranks, device, str(store), case.name, sides_of(case), str(out), end_s, limit_s)
+    sides = [side for side in sides_of(case) if not profiles or side in PROFILED]
+    args = (num_ranks, device, str(store), case.name, sides, str(out), end_s, limit_s, profiles)
     processes = [context.Process(target=_work, args=(rank, *args), daemon=True) for rank in range(num_ranks)]
     for process in processes:
         process.start()
@@ -82,13 +88,14 @@ def _work(
     out: str,
     end_s: float,
     limit_s: float,
+    profiles: bool,
 ) -> None:
     (case,) = (each for each in [*CASES, *QUICK] if each.name == name)
     with Path(out).with_suffix(f".rank{rank}.stack").open("w") as stack:
         # Where a rank stands that is about to be ended.
         faulthandler.dump_traceback_later(max(1.0, limit_s - 5), file=stack)
         try:
-            work(rank, num_ranks, device, store, case, sides, out, end_s)
+            work(rank, num_ranks, device, store, case, sides, out, end_s, profiles=profiles)
         except BaseException as error:
             said = {
                 "failed": f"rank {rank}: {type(error).__name__}: {error}",
@@ -129,6 +136,17 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
     return made
 
 
+def launches(rows: Sequence[dict[str, Any]]) -> Table:
+    """How long the host takes to launch a step of each side while the device is idle."""
+    columns = ["case", "side", "launches (ms)", "of which the thread computes", "cudaMalloc a step"]
+    made = Table("Launches of a step", columns)
+    for row in rows:
+        if "wall_ms" in row:
+            figures = f"{row['wall_ms']:.2f}", f"{row['cpu_ms']:.2f}", f"{row['num_device_allocations']:.1f}"
+            made.add(row["case"], row["side"], *figures)
+    return made
+
+
 def _cell(taken: Sequence[float]) -> str:
     return f"{statistics.median(taken):.2f} ({min(taken):.2f} to {max(taken):.2f})" if taken else ""
 
@@ -137,7 +155,10 @@ def text(rows: Sequence[dict[str, Any]], said: Sequence[str], command: str) -> s
     """The report."""
     hardware = _hardware()
     lines = [f"# Two halves of a batch, {hardware}", "", f"`{command}`, {today()}, torch {torch.__version__}.", ""]
-    lines += [__doc__.split("\n\n")[-1].strip() if __doc__ else "", "", table(rows).markdown(), ""]
+    if any("wall_ms" in row for row in rows):
+        lines += [launches(rows).markdown(), ""]
+    else:
+        lines += [__doc__.split("\n\n")[-1].strip() if __doc__ else "", "", table(rows).markdown(), ""]
     lines += [f"- {each}" for each in said]
     for row in rows:
         if "traceback" in row:
@@ -162,6 +183,7 @@ def main() -> None:
     parser.add_argument("--cases", default="", help="numbers of cases, from 0, with commas; all, if empty")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="small cases on a CPU")
+    parser.add_argument("--profile", action="store_true", help="what the host does in a step of each side")
     parser.add_argument("--report", action="store_true", help="write into benchmarks/reports too")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -174,12 +196,15 @@ def main() -> None:
         if left_s < 20:
             said.append(f"{case.name}: there was no time left")
             continue
-        failed = run_case(case, options.ranks, device, options.out, min(options.case_limit_s, left_s))
+        limit_s = min(options.case_limit_s, left_s)
+        failed = run_case(case, options.ranks, device, options.out, limit_s, profiles=options.profile)
         if failed:
             said.append(f"{case.name}: {failed}")
-        print(table(read(options.out)).markdown(), *said, sep="\n", flush=True)
-    arguments = f"--cases {options.cases}" if options.cases else "--quick" if options.quick else ""
-    page = text(read(options.out), said, f"python -m benchmarks.batches run OUT {arguments}".rstrip())
+        shown = launches if options.profile else table
+        print(shown(read(options.out)).markdown(), *said, sep="\n", flush=True)
+    flags = [f"--{name}" for name in ("quick", "profile") if getattr(options, name)]
+    command = ["python -m benchmarks.batches run OUT", *([f"--cases {options.cases}"] if options.cases else []), *flags]
+    page = text(read(options.out), said, " ".join(command))
     (options.out / "report.md").write_text(page)
     print(page)
     if options.report:
@@ -187,7 +212,7 @@ def main() -> None:
         if device == "cuda":
             name = f"{options.ranks}-{torch.cuda.get_device_name(0).lower().replace(' ', '-').split('-80gb')[0]}"
             machine = type(machine)(name, machine.cpu_model, machine.kernel, machine.versions)
-        print(write_report("batches", machine, page))
+        print(write_report("batches_launches" if options.profile else "batches", machine, page))
 
 
 if __name__ == "__main__":

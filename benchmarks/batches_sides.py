@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.batches_models import Case, Collective, Stack
+from benchmarks.batches_profile import measure_launches, write_profiles
 from crossfade.batches import Interleaved, interleave
 from crossfade.peers import PeerGroup, open_group
 from crossfade.peers.collectives import all_reduce, all_to_all
@@ -35,9 +36,21 @@ Side = Callable[[Tensor], Tensor]
 
 
 def work(
-    rank: int, num_ranks: int, device: str, store: str, case: Case, sides: list[str], out: str, end_s: float
+    rank: int,
+    num_ranks: int,
+    device: str,
+    store: str,
+    case: Case,
+    sides: list[str],
+    out: str,
+    end_s: float,
+    *,
+    profiles: bool = False,
 ) -> None:
-    """One rank of one case. Rank 0 writes a line of JSON for each round, and for each thing that it learns on the way."""
+    """One rank of one case. Rank 0 writes a line of JSON for each round, and for each thing that it learns on the way.
+
+    ``profiles``: what the host does in a step of each side is written, in place of timing the sides in turns.
+    """
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
     options: dict[str, Any] = {"backend": "gloo"}
@@ -58,7 +71,10 @@ def work(
                 file.flush()
 
         bench = _Bench(case, device, num_ranks, write)
-        bench.go(sides, end_s)
+        if profiles:
+            bench.profile(sides, Path(out))
+        else:
+            bench.go(sides, end_s)
         if bench.hand is not None:
             bench.hand.close()
     dist.barrier()
@@ -108,11 +124,29 @@ class _Bench:
             return interleave(self.model, capture=captured)
         return interleave(self.model, way=name.removeprefix("crossfade, "), capture=captured)
 
-    def go(self, names: list[str], end_s: float) -> None:
+    @contextmanager
+    def _modes(self) -> Iterator[None]:
         with (
             torch.enable_grad() if self.case.trains else torch.inference_mode(mode=not self.case.captured),
             torch.set_grad_enabled(self.case.trains),
         ):
+            yield
+
+    def profile(self, names: list[str], out: Path) -> None:
+        """Each side by itself: after four steps what comes again has come twice, and is replayed."""
+        with self._modes():
+            for name in names:
+                side = self.side(name)
+                for _ in range(4):
+                    side(self.x)
+                launches = measure_launches(partial(side, self.x), self._settle, on_gpu=self.on_gpu)
+                self.write(side=name, **launches._asdict())
+                file = f"{out.stem}_{name.replace(', ', '_').replace(' ', '-')}.profile.rank{dist.get_rank()}.txt"
+                write_profiles(partial(side, self.x), self._settle, out.with_name(file), on_gpu=self.on_gpu)
+                dist.barrier()
+
+    def go(self, names: list[str], end_s: float) -> None:
+        with self._modes():
             wanted, gradients = self._truth()
             sides = dict(self._prepare(names, wanted, gradients))
             steps = self._steps_a_block(sides["one batch"])

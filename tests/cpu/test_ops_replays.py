@@ -19,6 +19,7 @@ from crossfade.ops.calls.counts import Counts
 from crossfade.ops.calls.job import Job, Once
 from crossfade.ops.choice import replays, tune
 from crossfade.ops.choice.candidate import Candidate
+from crossfade.peers import replays as peer_replays
 from tests.helpers.cuda_graphs import Machine, play
 
 ROUNDS, FUSED = Candidate("rounds"), Candidate("fused")
@@ -263,7 +264,7 @@ def test_shared_memory_that_grew_is_heeded(machine: Machine, group: Group, way: 
 def test_the_call_that_was_not_used_for_the_longest_time_is_forgotten(
     machine: Machine, group: Group, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replays, "MOST_CALLS", 3)
+    monkeypatch.setattr(peer_replays, "MOST_CALLS", 3)
     first, second, third, fourth = (make(group) for _ in range(4))
     for job in (first, second, third):
         times(2, job, way)
@@ -291,7 +292,7 @@ def test_a_call_that_failed_is_not_remembered(machine: Machine, group: Group) ->
 def test_graphs_are_captured_again_after_all_were_forgotten(
     machine: Machine, group: Group, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replays, "MOST_CALLS", 2)
+    monkeypatch.setattr(peer_replays, "MOST_CALLS", 2)
     job = make(group)
     times(2, job, way)
     others = [make(group) for _ in range(3)]

@@ -19,6 +19,7 @@ from crossfade.batches.calibration import MOST_STEPS
 from crossfade.batches.carriers import ProcessGroups
 from crossfade.batches.parts import Run
 from crossfade.errors import BatchesError
+from tests.helpers.batches_later import LATER, WAITS
 from tests.helpers.batches_models import (
     NEAR,
     WIDTH,
@@ -30,6 +31,7 @@ from tests.helpers.batches_models import (
     same_input,
     train,
 )
+from tests.helpers.batches_transformers import llama, mixtral
 from tests.helpers.batches_wrappers import (
     GROUPS,
     batch_norm_falls_back,
@@ -379,7 +381,11 @@ CASES: dict[str, Case] = {
     "subgroups": subgroups,
     "exchanges_of_different_lengths": exchanges_of_different_lengths,
     "random_models": random_models,
+    **WAITS,
+    "llama": llama,
+    "mixtral": mixtral,
     # these leave collectives that nobody waits for
+    **LATER,
     "a_rank_that_raises": a_rank_that_raises,
     "ranks_that_disagree": ranks_that_disagree,
     "meet": meet,

@@ -12,10 +12,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from crossfade.batches import interleave
-from tests.helpers.batches_cases import meet
 from tests.helpers.batches_models import gradients
 from tests.helpers.batches_wrappers import GROUPS, quiet
-from tests.helpers.ranks import Case
+from tests.helpers.ranks import needs
 
 LIMIT = 2e-6
 """float32, and another order of summation."""
@@ -87,16 +86,15 @@ def _near(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     assert difference < LIMIT, difference
 
 
+@needs("transformers", "accelerate")
 def llama(device: str) -> None:
     from transformers import LlamaConfig
 
     _check(LlamaConfig(**_SMALL))
 
 
+@needs("transformers", "accelerate")
 def mixtral(device: str) -> None:
     from transformers import MixtralConfig
 
     _check(MixtralConfig(**_SMALL, num_local_experts=4, num_experts_per_tok=2))
-
-
-CASES: dict[str, Case] = {"llama": llama, "mixtral": mixtral, "meet": meet}

@@ -162,13 +162,66 @@ def _work(
 
 
 @cache
-def _context() -> ForkServerContext | SpawnContext:
+def context() -> ForkServerContext | SpawnContext:
     """Where there is no GPU, workers are forked off a process that has imported what they need: with torch it takes seconds."""
     if num_gpus():
         return multiprocessing.get_context("spawn")  # CUDA is not to be forked
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["numpy", "torch", *(f"{__package__}.{name}" for name in PRELOADED)])
-    return context
+    made = multiprocessing.get_context("forkserver")
+    made.set_forkserver_preload(["numpy", "torch", *(f"{__package__}.{name}" for name in PRELOADED)])
+    return made
+
+
+class Workers:
+    """Processes, linked to each other, that run a function each as ``function(peers, *args)``; it has to be importable.
+
+    Attributes:
+        results: where each one's result comes, with ``"ok"`` or ``"failed"`` in front.
+    """
+
+    def __init__(self, functions: Sequence[Callable[..., Any]], args: Sequence[tuple[Any, ...]]) -> None:
+        num = len(functions)
+        links: list[dict[int, Connection]] = [{} for _ in range(num)]
+        for i in range(num):
+            for j in range(i):
+                links[i][j], links[j][i] = context().Pipe()
+        self.results: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="workers-")
+        for i, function in enumerate(functions):
+            mine, theirs = context().Pipe(duplex=False)
+            stacks = os.path.join(self._folder.name, str(i))
+            process = context().Process(target=_work, args=(function, i, links[i], theirs, args[i], stacks))
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self.results.append(mine)
+        for row in links:
+            for end in row.values():
+                end.close()
+
+    def stacks(self) -> str:
+        """Where each worker that has begun stands."""
+        said = []
+        for number, process in enumerate(self._processes):
+            path = Path(self._folder.name) / str(number)
+            if process.pid is None or not process.is_alive() or not path.exists():
+                said.append(f"worker {number} has not begun, or has ended")
+                continue
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGUSR1)
+            process.join(1)  # which it does not: time to write
+            said.append(f"worker {number}: {path.read_text()}")
+        return "\n".join(said)
+
+    def end(self, grace_s: float = 5) -> None:
+        """Kills those that have not ended by themselves after the grace."""
+        for process in self._processes:
+            if process.is_alive():
+                process.join(grace_s)
+            if process.is_alive():
+                process.kill()
+            process.join(10)
+        self._folder.cleanup()
 
 
 def run_workers(
@@ -178,55 +231,16 @@ def run_workers(
     timeout_s: float = 60.0,
     dying: frozenset[int] | set[int] = frozenset(),
 ) -> list[Any]:
-    """Runs each function, which has to be importable, in a process of its own, as ``function(peers, *args)``, and returns what they
-    return. After ``timeout_s`` all are killed, and this raises. ``dying`` workers are expected to be killed, and return None.
+    """Runs each function in a process of its own (see `Workers`), and returns what they return. After ``timeout_s`` all are killed,
+    and this raises. ``dying`` workers are expected to be killed, and return None.
     """
-    context = _context()
-    num = len(functions)
-    links: list[dict[int, Connection]] = [{} for _ in range(num)]
-    for i in range(num):
-        for j in range(i):
-            links[i][j], links[j][i] = context.Pipe()
-    workers, results = [], []
-    folder = tempfile.TemporaryDirectory(prefix="workers-")
-    for i, function in enumerate(functions):
-        mine, theirs = context.Pipe(duplex=False)
-        stacks = os.path.join(folder.name, str(i))
-        worker = context.Process(target=_work, args=(function, i, links[i], theirs, args[i], stacks))
-        worker.start()
-        theirs.close()
-        workers.append(worker)
-        results.append(mine)
-    for row in links:
-        for end in row.values():
-            end.close()
+    workers = Workers(functions, args)
     try:
-        return _collect(results, time.monotonic() + timeout_s, dying)
+        return _collect(workers.results, time.monotonic() + timeout_s, dying)
     except TimeoutError as error:
-        raise TimeoutError(f"{error}\n{_stacks(workers, folder.name)}") from None
+        raise TimeoutError(f"{error}\n{workers.stacks()}") from None
     finally:
-        for worker in workers:
-            if worker.is_alive():
-                worker.join(5)
-            if worker.is_alive():
-                worker.kill()
-            worker.join(10)
-        folder.cleanup()
-
-
-def _stacks(workers: Sequence[BaseProcess], folder: str) -> str:
-    """Where each worker that has begun stands."""
-    said = []
-    for number, worker in enumerate(workers):
-        path = Path(folder) / str(number)
-        if worker.pid is None or not worker.is_alive() or not path.exists():
-            said.append(f"worker {number} has not begun, or has ended")
-            continue
-        with suppress(ProcessLookupError):
-            os.kill(worker.pid, signal.SIGUSR1)
-        worker.join(1)  # which it does not: time to write
-        said.append(f"worker {number}: {path.read_text()}")
-    return "\n".join(said)
+        workers.end()
 
 
 def _collect(results: list[Connection], deadline: float, dying: frozenset[int] | set[int]) -> list[Any]:

@@ -357,8 +357,8 @@ def test_an_interrupt_between_turns_ends_all_parts(monkeypatch: pytest.MonkeyPat
     run = Run(ProcessGroups())
     turn, turns = ThreadState.turn, iter(range(9))
 
-    def interrupted(state: ThreadState, act: Callable[[], Any]) -> ThreadState:
-        left = turn(state, act)
+    def interrupted(state: ThreadState, act: Callable[[], Any], now: ThreadState) -> tuple[ThreadState, ThreadState]:
+        left = turn(state, act, now)
         if next(turns) == 1:
             raise KeyboardInterrupt
         return left

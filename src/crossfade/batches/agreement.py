@@ -1,13 +1,16 @@
-"""Ranks that compare what they are about to do, through the store of their process group.
+"""Ranks that compare what they are about to do, and what they have done, through the store of their process group.
 
 A collective cannot find out that the ranks disagree about collectives: it would hang, or be one of those they disagree about. The
 store is there before any communicator, and a rank that raises can leave its error in it for those that wait.
+
+In the first run of a kind each collective is compared before it starts; every run is compared as a whole, one run late
+(`crossfade.batches.following`).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -15,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from crossfade.batches.following import Follower, Issued, Ranks
 from crossfade.errors import BatchesError
 
 if TYPE_CHECKING:
@@ -38,7 +42,10 @@ class Agreement:
         self.group: ProcessGroup = group if group is not None else inside._get_default_group()
         self._limit = timedelta(seconds=timeout_s)
         self._store = inside.PrefixStore(f"crossfade.batches {next(_COUNT)}", inside._world.pg_map[self.group][1])
-        self._numbers: dict[tuple[int, ...], int] = {}
+        self._numbers: dict[Ranks, int] = {}
+        self._follower = Follower(
+            self._store, tuple(dist.get_process_group_ranks(self.group)), dist.get_rank(), timeout_s
+        )
 
     def compare(self, own: str, group: ProcessGroup | None = None) -> None:
         """Sees to it that all ranks of the group, or of the given subgroup, say the same. All of them call it, in one order.
@@ -69,17 +76,30 @@ class Agreement:
                 )
 
     @contextmanager
-    def telling_errors(self) -> Iterator[None]:
-        """Inside, an error of this rank's is told to the ranks that wait for it in `compare`, which raise in their turn."""
+    def following(self, order: Mapping[ProcessGroup | None, Sequence[Issued]]) -> Iterator[None]:
+        """A run is inside, which notes its collectives by their group (None: this one). It is compared when the next one ends.
+
+        An error is told to the ranks that wait in `compare`, or have ended the run, which raise in their turn.
+        """
+        self._follower.begin()
         try:
             yield
-        except BatchesError:
-            raise
         except BaseException as error:
-            for ranks in {tuple(dist.get_process_group_ranks(self.group)), *self._numbers}:
-                number = self._numbers.get(ranks, -1) + 1
-                self._store.set(f"{ranks} {number} {dist.get_rank()}", f"{type(error).__name__}: {error}")
+            if not isinstance(error, BatchesError):
+                for ranks in {tuple(dist.get_process_group_ranks(self.group)), *self._numbers}:
+                    number = self._numbers.get(ranks, -1) + 1
+                    self._store.set(f"{ranks} {number} {dist.get_rank()}", f"{type(error).__name__}: {error}")
+            cause = self._follower.fail(error, self._by_ranks(order))
+            if cause is not None:
+                raise cause from error
             raise
+        self._follower.end(self._by_ranks(order))
+
+    def _by_ranks(self, order: Mapping[ProcessGroup | None, Sequence[Issued]]) -> dict[Ranks, list[Issued]]:
+        found: dict[Ranks, list[Issued]] = {}
+        for group, issued in order.items():
+            found.setdefault(tuple(dist.get_process_group_ranks(group or self.group)), []).extend(issued)
+        return found
 
 
 def line_up(group: ProcessGroup, device: str) -> None:

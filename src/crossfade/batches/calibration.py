@@ -68,11 +68,6 @@ class Calibration:
         self.host_ms: dict[Way, list[float]] = {way: [] for way in ways}
         self._trials = trials(ways)
 
-    @property
-    def num_left(self) -> int:
-        """How many steps are left."""
-        return len(self._trials)
-
     def next(self) -> Trial | None:
         """The next step; None when all are done."""
         return self._trials.pop(0) if self._trials else None

@@ -10,23 +10,25 @@ import atexit
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
 
 from crossfade.peers import PeerGroup, open_group
 from crossfade.peers.collectives import SUMMABLE, all_gather, all_reduce, all_to_all, reduce_scatter
+from crossfade.peers.replays import Replays
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Carrier", "CopyEngines", "ProcessGroups", "Work", "group_name", "own_stream"]
+__all__ = ["WORKS", "Carrier", "CopyEngines", "ProcessGroups", "Work", "group_name", "options_of", "own_stream"]
 
 _inside: Any = dist.distributed_c10d
 _cuda: Any = torch.cuda
+_C: Any = torch._C
 
 
 class Work(Protocol):
@@ -46,8 +48,9 @@ class Carrier(Protocol):
         group: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        options: Any,
     ) -> Any:
-        """Starts what a method of a process group does; gives its work."""
+        """Starts what a method of a process group does; gives its work. ``options``: those among the arguments."""
         ...
 
     def start_packet(
@@ -57,9 +60,16 @@ class Carrier(Protocol):
         ...
 
 
-_COPIES: WeakKeyDictionary[ProcessGroup, dict[tuple[int, int | None], str]] = WeakKeyDictionary()
-"""The names of copies of groups, by part and blocks; all handles of a process share them. (Not the copies themselves: a group that
-outlives destroy_process_group ends its threads when nobody expects it any more.)"""
+_COPIES: WeakKeyDictionary[ProcessGroup, dict[tuple[int, int | None], ref[ProcessGroup]]] = WeakKeyDictionary()
+"""Copies of groups, by part and blocks; all handles of a process share them. torch keeps them: a group that outlives
+destroy_process_group ends its threads when nobody expects it any more."""
+
+
+def options_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The options of a collective among the arguments of its method, or None."""
+    if args and hasattr(args[-1], "asyncOp"):
+        return args[-1]
+    return next((each for each in (*args, *kwargs.values()) if hasattr(each, "asyncOp")), None)
 
 
 class ProcessGroups:
@@ -74,25 +84,32 @@ class ProcessGroups:
 
     def of_part(self, group: ProcessGroup, part: int) -> ProcessGroup:
         """The part's own copy of a group, which is made when it is first asked for. All ranks of the group ask in one order."""
-        if (part == 0 and self.max_ctas is None) or group not in _inside._world.pg_map:
+        if part == 0 and self.max_ctas is None:
             return group
-        names, kind = _COPIES.setdefault(group, {}), (part, self.max_ctas)
-        with suppress(KeyError, RuntimeError, ValueError):  # not made yet, or destroyed
-            return _inside._resolve_process_group(names[kind])  # type: ignore[no-any-return]
-        made = self._copy(group)
-        names[kind] = made.group_name
-        return made
+        kind = part, self.max_ctas
+        copies = _COPIES.get(group)
+        known = copies.get(kind) if copies is not None else None
+        copy = known() if known is not None else None
+        if copy is not None:
+            return copy
+        if group not in _inside._world.pg_map:
+            return group
+        copy = self._copy(group)
+        _COPIES.setdefault(group, {})[kind] = ref(copy)
+        return copy
 
     def _copy(self, group: ProcessGroup) -> ProcessGroup:
         ranks, backend, options = dist.get_process_group_ranks(group), str(dist.get_backend(group)), None
+        limit = _timeout_of(group)
         if self.max_ctas is not None and backend == "nccl":
             options = _inside.ProcessGroupNCCL.Options()
             options.config.max_ctas = self.max_ctas
+            options._timeout = limit or options._timeout
         if _cuda.is_initialized():
             torch.cuda.synchronize()  # a communicator may be split off one that must have nothing to do then
         if backend not in ("nccl", "gloo"):  # one for each kind of device
             backend = str(_inside._world.pg_backend_config[group])
-        made: Any = dist.new_group(ranks, backend=backend, pg_options=options, use_local_synchronization=True)
+        made: Any = dist.new_group(ranks, limit, backend, pg_options=options, use_local_synchronization=True)
         # new_group sorts the ranks: where that changes a rank's number in the group, roots and parts would be others.
         return made if dist.get_process_group_ranks(made) == ranks else group  # type: ignore[no-any-return,unused-ignore]
 
@@ -104,10 +121,10 @@ class ProcessGroups:
         group: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        options: Any,
     ) -> Any:
-        for each in (*args, *kwargs.values()):
-            if hasattr(each, "asyncOp"):
-                each.asyncOp = True  # else NCCL would take the caller's stream, and gloo the caller's time
+        if options is not None:
+            options.asyncOp = True  # else NCCL would take the caller's stream, and gloo the caller's time
         return original(self.of_part(group, part), *args, **kwargs)
 
     def start_packet(
@@ -118,6 +135,13 @@ class ProcessGroups:
             own = self.of_part(_inside._resolve_process_group(name), part).group_name
             args = tuple(own if each is name else each for each in args)
         return packet(*args, **kwargs), None
+
+
+def _timeout_of(group: Any) -> Any:
+    """How long its collectives may take; None where it does not say."""
+    with suppress(AttributeError, RuntimeError):
+        return group._get_backend(group._device_types[0]).options._timeout
+    return None
 
 
 def group_name(packet: Any, args: tuple[Any, ...]) -> Any:
@@ -155,10 +179,11 @@ class CopyEngines:
         group: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        options: Any,
     ) -> Any:
         copied = _of_method(name, args)
         if copied is None:
-            return self._otherwise.start(part, name, original, group, args, kwargs)
+            return self._otherwise.start(part, name, original, group, args, kwargs, options)
         return self._do(part, group, *copied)
 
     def start_packet(
@@ -177,11 +202,7 @@ class CopyEngines:
         if source.device.type == "cpu":
             act(source, peers, out, lane=part)
             return _Done()
-        stream = own_stream("copies", part)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            act(source, peers, out, lane=part)
-            return _OnStream(stream.record_event(), (source, out))
+        return _track(part).enqueue(peers, act, source, out)
 
 
 _LANES: dict[tuple[ProcessGroup, int], PeerGroup] = {}
@@ -211,10 +232,62 @@ class _Done:
         return True
 
 
+class _Track:
+    """Where a part's copies are enqueued: a stream, events that are used again and again, and calls that come again.
+
+    A call enqueues a dozen operations. It is captured when it comes again with the same tensors, as a model's calls do, and costs
+    the host one launch from then on.
+    """
+
+    def __init__(self, part: int) -> None:
+        stream = own_stream("copies", part)
+        self._part = part
+        self._stream: Any = stream
+        self._place = stream.stream_id, stream.device_index, stream.device_type
+        self._begin = _cuda.Event()
+        self.free: list[Any] = []
+
+    def enqueue(self, peers: PeerGroup, act: Callable[..., Any], source: torch.Tensor, out: torch.Tensor) -> Work:
+        caller = _C._cuda_getCurrentStream(self._place[1])
+        self._begin.record()
+        self._stream.wait_event(self._begin)
+        _set_stream(self._place)
+        try:
+            call = partial(act, source, peers, out, lane=self._part)
+            if torch.cuda.is_current_stream_capturing():
+                call()
+            else:
+                key = act, source.data_ptr(), out.data_ptr(), source.shape, source.dtype
+                self._replays(peers).run(key, call)
+            event = self.free.pop() if self.free else _cuda.Event()
+            event.record()
+        finally:
+            _set_stream(caller)
+        return _OnStream(self, event, (source, out))
+
+    def _replays(self, peers: PeerGroup) -> Replays:
+        name = f"crossfade.batches.carriers of lane {self._part}"
+        found: Replays | None = peers.belongings.get(name)
+        if found is None:
+            found = peers.belongings[name] = Replays(peers, self._part)
+        return found
+
+
+@cache
+def _track(part: int) -> _Track:
+    return _Track(part)
+
+
+def _set_stream(place: tuple[int, int, int]) -> None:
+    number, device, kind = place
+    _C._cuda_setStream(stream_id=number, device_index=device, device_type=kind)
+
+
 class _OnStream:
     """Copies that have been enqueued. The tensors live until somebody has waited."""
 
-    def __init__(self, event: Any, tensors: tuple[torch.Tensor, ...]) -> None:
+    def __init__(self, track: _Track, event: Any, tensors: tuple[torch.Tensor, ...]) -> None:
+        self._track = track
         self._event = event
         self._tensors = tensors
 
@@ -225,6 +298,13 @@ class _OnStream:
 
     def is_completed(self) -> bool:
         return bool(self._event.query())
+
+    def __del__(self) -> None:
+        self._track.free.append(self._event)  # nobody can wait for it any more
+
+
+WORKS: tuple[Any, ...] = (dist.Work, _Done, _OnStream)
+"""Kinds of works that a carrier gives."""
 
 
 _Copied = tuple[Callable[..., Any], torch.Tensor, torch.Tensor]

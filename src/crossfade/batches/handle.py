@@ -94,12 +94,16 @@ class Runner:
     ) -> tuple[list[Any], Run]:
         """Interleaves calls."""
         carrier: Carrier = self._copies if step.way.moves is Moves.COPIES else self._groups
-        agreement = self.agreement if step.is_checked else None
         streams = self._own_streams(len(calls)) if device == "cuda" and not in_one_stream else []
-        run = Run(carrier, agreement=agreement, records=step.records, on_gpu=device == "cuda", streams=streams)
-        with nullcontext() if agreement is None else agreement.telling_errors():
+        is_capturing = device == "cuda" and torch.cuda.is_current_stream_capturing()
+        compared = self.agreement if step.is_checked else None
+        run = Run(carrier, agreement=compared, records=step.records, on_gpu=device == "cuda", streams=streams)
+        # A capture is no run of its own, and may end otherwise than the other ranks'.
+        following = nullcontext() if self.agreement is None or is_capturing else self.agreement.following(run.order)
+        with following:
             outputs = run.go(calls)
-        if streams and not torch.cuda.is_current_stream_capturing():
+        run.order.clear()
+        if streams and not is_capturing:
             caller = torch.cuda.current_stream()
             for leaf in pytree.tree_leaves(outputs):
                 if isinstance(leaf, torch.Tensor) and leaf.is_cuda:

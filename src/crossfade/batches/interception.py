@@ -2,20 +2,25 @@
 
 Module functions, function modes and dispatch modes each miss some: names that a library imported, what DTensor sends inside an
 operator. All come through the two places here. Methods are replaced on the class ``ProcessGroup``, functional collectives in
-the namespaces of ``torch.ops``; so is the ``forward`` of modules that need a look (DDP, batch norms). The replacements are in place
-while something is interleaved and at no other time, and ask first whether this is a part's call.
+the namespaces of ``torch.ops``; so are the ``wait`` of works, for collectives that the module itself waits for, the ``forward`` of
+modules that need a look (DDP, batch norms), and the calls of operators, which are counted. The replacements are in place while
+something is interleaved and at no other time, and ask first whether this is a part's call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from threading import RLock
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch import _ops
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
+
+from crossfade.batches.carriers import WORKS
 
 __all__ = ["METHODS", "PACKETS", "Part", "installed"]
 
@@ -34,15 +39,31 @@ PACKETS = {
     "_dtensor": "shard_dim_alltoall",
 }
 """Operators by their namespace."""
+_OPERATORS = (
+    (_ops.OpOverloadPacket, "__call__"),
+    (_ops.OpOverload, "__call__"),
+    (_ops.OpOverload, "redispatch"),
+    (_ops.TorchBindOpOverload, "__call__"),
+    (_ops.HigherOrderOperator, "__call__"),
+)
+"""Where Python goes into C++ by pybind, under which no greenlet may be switched."""
 _MODULES = (DistributedDataParallel, _BatchNorm, torch.nn.SyncBatchNorm)
 
 
 class Part(Protocol):
-    """What a replacement calls, if the caller is a part that listens."""
+    """What a replacement calls, if the caller is a part that listens.
+
+    Attributes:
+        num_operators: how many calls of ``torch.ops`` it is inside.
+    """
+
+    num_operators: int
 
     def on_method(
         self, name: str, original: Callable[..., Any], group: Any, args: tuple[Any, ...], kwargs: Any
     ) -> Any: ...
+
+    def on_wait(self, original: Callable[..., Any], work: Any, args: tuple[Any, ...], kwargs: Any) -> Any: ...
 
     def on_packet(self, packet: Any, args: tuple[Any, ...], kwargs: Any) -> Any: ...
 
@@ -59,6 +80,7 @@ class _Installed:
         self._lock = RLock()
         self._num_users = 0
         self._originals: list[tuple[Any, str, Any]] = []
+        self._made: dict[tuple[Any, str], tuple[Any, Any]] = {}  # replacements with their originals: made once
 
     def enter(self, find: Find) -> None:
         with self._lock:
@@ -79,17 +101,25 @@ class _Installed:
             # From the class's own dictionary: getattr gives something that cannot be put back.
             original = vars(dist.ProcessGroup).get(name)
             if original is not None:
-                self._replace(dist.ProcessGroup, name, original, _method(name, getattr(dist.ProcessGroup, name), find))
+                self._replace(dist.ProcessGroup, name, original, partial(_method, name), find)
         for namespace, names in PACKETS.items():
             operators = getattr(torch.ops, namespace)
             for name in names.split():
                 packet = getattr(operators, name, None)
                 if packet is not None:
-                    self._replace(operators, name, packet, _packet(packet, find))
-        for kind in _MODULES:
-            self._replace(kind, "forward", vars(kind)["forward"], _forward(vars(kind)["forward"], find))
+                    self._replace(operators, name, packet, _packet, find)
+        for kind, name in _OPERATORS:
+            self._replace(kind, name, vars(kind)[name], _operator, find)
+        for work in WORKS:
+            self._replace(work, "wait", vars(work)["wait"], _wait, find)
+        for module in _MODULES:
+            self._replace(module, "forward", vars(module)["forward"], _forward, find)
 
-    def _replace(self, owner: Any, name: str, original: Any, replacement: Any) -> None:
+    def _replace(self, owner: Any, name: str, original: Any, make: Callable[[Any, Find], Any], find: Find) -> None:
+        known, replacement = self._made.get((owner, name), (None, None))
+        if known is not original:
+            replacement = make(getattr(owner, name), find)
+            self._made[owner, name] = original, replacement
         setattr(owner, name, replacement)
         self._originals.append((owner, name, original))
 
@@ -107,6 +137,15 @@ def _method(name: str, original: Callable[..., Any], find: Find) -> Callable[...
     return call
 
 
+def _wait(original: Callable[..., Any], find: Find) -> Callable[..., Any]:
+    def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or (part := find()) is None:
+            return original(work, *args, **kwargs)
+        return part.on_wait(original, work, args, kwargs)
+
+    return wait
+
+
 def _packet(packet: Any, find: Find) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or (part := find()) is None:
@@ -115,6 +154,19 @@ def _packet(packet: Any, find: Find) -> Callable[..., Any]:
 
     for overload in packet.overloads():
         setattr(call, overload, getattr(packet, overload))
+    return call
+
+
+def _operator(original: Callable[..., Any], find: Find) -> Callable[..., Any]:
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or (part := find()) is None:
+            return original(self, *args, **kwargs)
+        part.num_operators += 1
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            part.num_operators -= 1
+
     return call
 
 

@@ -12,13 +12,12 @@ is started and waited for in one turn, and the report says why.
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._guards import TracingContext
@@ -26,8 +25,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from crossfade.batches.agreement import Agreement
-from crossfade.batches.carriers import Carrier, group_name
+from crossfade.batches.carriers import Carrier, group_name, options_of
 from crossfade.batches.ddp import OneBackward
+from crossfade.batches.following import Issued
 from crossfade.batches.interception import installed
 from crossfade.batches.spans import CollectiveSpan, Mark, mark, us_between
 from crossfade.batches.thread_state import ThreadState, seeded
@@ -56,7 +56,6 @@ _EQUAL = {
     *("reduce_scatter_single", "_reduce_scatter_base", "reduce_scatter_tensor"),
 }
 """Collectives to which all ranks bring equally many bytes."""
-_OPERATORS = sys.modules["torch._ops"].__file__
 
 
 def current_part() -> Part | None:
@@ -65,8 +64,12 @@ def current_part() -> Part | None:
     return here if type(here) is Part else None
 
 
-def why_atomic() -> str:
-    """Why this part must not stop here, or nothing."""
+def why_atomic(num_operators: int = 0) -> str:
+    """Why a part must not stop here, or nothing. ``num_operators``: calls of ``torch.ops`` that it is inside.
+
+    (Keys alone do not say it: inference mode excludes autograd's everywhere, and kernels run with it and without. A switch under
+    the C++ frame of an operator ends the process.)
+    """
     if _C._current_graph_task_id() != -1:
         return "in a backward"
     if _C._functorch.maybe_current_level() is not None:
@@ -75,13 +78,16 @@ def why_atomic() -> str:
         return "in a compilation"
     if not torch.is_inference_mode_enabled() and _C._dispatch_tls_local_exclude_set().has(_AUTOGRAD):
         return "inside an operator"
-    # Inference mode excludes that key everywhere. A call of torch.ops stands in the stack: its C++ frame would abort the process.
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename == _OPERATORS:
-            return "inside an operator"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
+    return "inside an operator" if num_operators else ""
+
+
+class _Started(NamedTuple):
+    """A work that the module has, and is to wait for; kept, so that its id means it alone."""
+
+    work: Any
+    name: str
+    args: tuple[Any, ...]
+    begin: Mark
 
 
 class Part(greenlet):  # type: ignore[misc,unused-ignore]
@@ -92,6 +98,7 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
         state: what torch keeps per thread, between its turns.
         result, error: how it ended.
         num_collectives, num_stops: collectives and yield points that it came to, and those where it let the others run.
+        num_operators: calls of ``torch.ops`` that it is inside.
         atomic: why it did not stop at the others, with how often.
         spans: where the run records them: name, bytes, begin, end.
     """
@@ -104,9 +111,10 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
         self.state = state
         self.result: Any = None
         self.error: BaseException | None = None
-        self.num_collectives = self.num_stops = 0
+        self.num_collectives = self.num_stops = self.num_operators = 0
         self.atomic: Counter[str] = Counter()
         self.spans: list[tuple[str, int, Mark, Mark]] = []
+        self._started: dict[int, _Started] = {}
         self._is_quiet = False
         self._is_coalescing = False
         self.is_abandoned = False
@@ -123,11 +131,15 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
     def forget(self) -> None:
         """Drops what it held: its call, its result, and the modes that its state has."""
         del self.call, self.result, self.state
+        self._started.clear()
 
     # what the interception calls
 
     def on_method(self, name: str, original: Callable[..., Any], group: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """A collective of a process group: started, and given back as a work when the others have had their turns."""
+        """A collective of a process group: started, and given back as a work when the others have had their turns.
+
+        Where the module itself waits for it, the others have their turns then.
+        """
         if self._is_quiet or _C._current_graph_task_id() != -1:
             return original(group, *args, **kwargs)
         if name.endswith("coalescing"):
@@ -138,15 +150,33 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
             return work
         if self._is_coalescing:  # these start together, when all are known, in the module's own group
             return original(group, *args, **kwargs)
-        is_waited_for = any(getattr(each, "asyncOp", True) is False for each in (*args, *kwargs.values()))
+        options = options_of(args, kwargs)
+        is_waited_for = options is not None and not options.asyncOp
         begin = self._before(name, args, group)
-        with self.quiet():
-            work = self.owner.carrier.start(self.index, name, original, group, args, kwargs)
+        self._is_quiet = True
+        try:
+            work = self.owner.carrier.start(self.index, name, original, group, args, kwargs, options)
+        finally:
+            self._is_quiet = False
+        if work is not None and not is_waited_for:
+            self._started[id(work)] = _Started(work, name, args if begin is not None else (), begin)
+            return work
         self._stop()
-        if begin is not None and is_waited_for and work is not None:
+        if begin is not None and work is not None:
             work.wait()
             self._after(name, args, begin)
         return work
+
+    def on_wait(self, original: Callable[..., Any], work: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """The module waits for a work: the others have their turns before, if it is one that it has started without waiting."""
+        started = self._started.pop(id(work), None)
+        if started is None:
+            return original(work, *args, **kwargs)
+        self._stop()
+        result = original(work, *args, **kwargs)
+        if started.begin is not None:
+            self._after(started.name, started.args, started.begin)
+        return result
 
     def on_packet(self, packet: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """A functional collective: started, and its output given back when the others have had their turns."""
@@ -183,9 +213,11 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
     def _before(self, name: str, args: tuple[Any, ...], group: Any) -> Mark | None:
         self.num_collectives += 1
         owner = self.owner
+        size_bytes = _size(args) if name in _EQUAL else 0
+        owner.order[group].append((self.index, name, size_bytes))
         if owner.agreement is not None:
             with self.quiet():
-                size = f" of {_size(args)} bytes" if name in _EQUAL else ""
+                size = f" of {size_bytes} bytes" if name in _EQUAL else ""
                 owner.agreement.compare(f"batch {self.index}, {name}{size}", group)
         return mark(on_gpu=owner.on_gpu) if owner.records else None
 
@@ -194,7 +226,7 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
 
     def _stop(self) -> None:
         """Lets the other parts run, if that is safe here."""
-        why = "abandoned" if self.is_abandoned else why_atomic()
+        why = "abandoned" if self.is_abandoned else why_atomic(self.num_operators)
         if why:
             self.atomic[why] += 1
         else:
@@ -216,7 +248,7 @@ class Run:
 
     Args:
         carrier: how collectives go.
-        agreement: where each collective is compared with the other ranks' before it starts; None to trust them.
+        agreement: where each collective is compared with the other ranks' before it starts; None where they are not compared so.
         records: whether the spans of collectives are recorded.
         on_gpu: whether the parts have streams of their own.
         streams: one a part; the current one for all, if there are none.
@@ -235,6 +267,7 @@ class Run:
         self.agreement = agreement
         self.records = records
         self.on_gpu = on_gpu
+        self.order: defaultdict[Any, list[Issued]] = defaultdict(list)  # collectives by their group
         self.one_backward = OneBackward()
         self.has_batch_norm = False
         self.parts: list[Part] = []
@@ -262,10 +295,10 @@ class Run:
             outer = outer._replace(cpu_generator=torch.default_generator.get_state())
             for part in self.parts:
                 part.gr_context = copy_context()
-            self._take_turns()
+            self._take_turns(outer)
         finally:
             installed.leave()
-            outer.put()
+            outer.put(ThreadState.take())
             for stream in self._streams:
                 caller.wait_stream(stream)  # type: ignore[union-attr]
         self._end = mark(on_gpu=self.on_gpu) if self.records else None
@@ -278,12 +311,12 @@ class Run:
             part.forget()  # a run is kept for its counts and spans only
         return results
 
-    def _take_turns(self) -> None:
+    def _take_turns(self, now: ThreadState) -> None:
         alive = list(self.parts)
         try:
             while alive:
                 for part in tuple(alive):
-                    part.state = part.state.turn(part.switch)
+                    part.state, now = part.state.turn(part.switch, now)
                     if part.dead:
                         alive.remove(part)
                         if part.error is not None:
@@ -296,7 +329,7 @@ class Run:
         """Ends parts in the middle: what they have to tidy up runs, with their state, and without further stops."""
         for part in alive:
             part.is_abandoned = True
-            part.state = part.state.turn(partial(part.throw, GreenletExit))
+            part.state, _ = part.state.turn(partial(part.throw, GreenletExit), ThreadState.take())
 
     @staticmethod
     def group_of_packet(packet: Any, args: tuple[Any, ...]) -> Any:

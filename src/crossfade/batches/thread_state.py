@@ -8,8 +8,8 @@ checkpoint differs, and the next C++ warning of the process ends in a segmentati
 state                  how it is exchanged
 =====================  ==========================================================================================
 grad modes             getters and setters
-dispatch keys          a guard around the part's turn; what the part left is read before the guard ends
-inference mode         a guard around the part's turn, entered at every turn, also where nothing changes
+dispatch keys          where the thread has others, a guard around the turn; what the part left is read before it ends
+inference mode         by the same guard
 mode stacks            all are popped, and the part's are pushed: dispatch modes, function modes, saved-tensor hooks
 autocast               per kind of device: on or off, type; whether casts are cached
 random numbers         the CPU's generator by value; a GPU's by reference
@@ -67,9 +67,9 @@ def _autocast_devices() -> tuple[str, ...]:
     return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 
 
-def _popped(count: Callable[[], int], pop: Callable[[], Any]) -> list[Any]:
+def _popped(number: int, pop: Callable[..., Any], *args: Any) -> list[Any]:
     """All of a stack, the lowest first; it is empty then."""
-    return [pop() for _ in range(count())][::-1]
+    return [pop(*args) for _ in range(number)][::-1] if number else []
 
 
 def _popped_hooks() -> list[Any]:
@@ -85,7 +85,10 @@ def _frame_callbacks() -> Any:
 
 
 class ThreadState(NamedTuple):
-    """The state of this thread at one time. ``take`` leaves the mode stacks empty, and ``put`` fills them again."""
+    """The state of this thread at one time. ``take`` leaves the mode stacks empty, and ``put`` fills them again.
+
+    A switch reads all of it, since nothing tells that it has changed, and sets what differs from what the thread has.
+    """
 
     grad: bool
     forward_grad: bool
@@ -102,40 +105,47 @@ class ThreadState(NamedTuple):
     gpu_generator: Any
     frame_callback: Any
     warning_handler: int | None
-    stream: Any
+    stream: tuple[int, int, int] | None
 
     @classmethod
-    def take(cls) -> ThreadState:
-        """Reads everything, and pops the modes."""
-        included, excluded = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
-        handlers, frames = _warning_handlers(), _frame_callbacks()
-        on_gpu = _cuda.is_initialized()
+    def take(cls, before: ThreadState | None = None) -> ThreadState:
+        """Reads everything, and pops the modes.
+
+        ``before``: what the thread had at the beginning of a turn; a GPU's generator then has its state by reference still, and
+        where it has none, as in a capture, nothing of a GPU is read.
+        """
+        handlers, frames, modes = _warning_handlers(), _frame_callbacks(), _autocast_devices()
+        generator, stream = _of_gpu() if before is None else (before.gpu_generator, before.stream)
+        if before is not None and stream is not None:
+            stream = _C._cuda_getCurrentStream(_C._cuda_getDevice())
         return cls(
-            grad=torch.is_grad_enabled(),
-            forward_grad=_C._is_fwd_grad_enabled(),
-            inference=torch.is_inference_mode_enabled(),
-            included=included,
-            excluded=excluded,
-            dispatch_modes=_popped(_C._len_torch_dispatch_stack, lambda: _C._pop_torch_dispatch_stack(None)),
-            function_modes=_popped(_C._len_torch_function_stack, _C._pop_torch_function_stack),
-            function_state=_C._get_torch_function_state(),
-            hooks=_popped_hooks(),
-            autocast=[
-                (torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in _autocast_devices()
-            ],
-            autocast_cache=torch.is_autocast_cache_enabled(),
-            cpu_generator=torch.default_generator.get_state(),
-            gpu_generator=_gpu_generator().graphsafe_get_state() if on_gpu and not _is_capturing() else None,
-            frame_callback=frames.set_eval_frame(None) if frames else None,
-            warning_handler=handlers[0]() if handlers else None,
-            stream=torch.cuda.current_stream() if on_gpu else None,
+            torch.is_grad_enabled(),
+            _C._is_fwd_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            _C._dispatch_tls_local_include_set(),
+            _C._dispatch_tls_local_exclude_set(),
+            _popped(_C._len_torch_dispatch_stack(), _C._pop_torch_dispatch_stack, None),
+            _popped(_C._len_torch_function_stack(), _C._pop_torch_function_stack),
+            _C._get_torch_function_state(),
+            _popped_hooks(),
+            [(torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in modes],
+            torch.is_autocast_cache_enabled(),
+            torch.default_generator.get_state(),
+            generator,
+            frames.set_eval_frame(None) if frames else None,
+            handlers[0]() if handlers else None,
+            stream,
         )
 
-    def put(self) -> None:
-        """Sets everything but the dispatch keys and the inference mode, which belong to guards."""
-        handlers, frames = _warning_handlers(), _frame_callbacks()
-        _C._set_grad_enabled(self.grad)
-        _C._set_fwd_grad_enabled(self.forward_grad)
+    def put(self, now: ThreadState) -> None:
+        """Sets everything but the dispatch keys and the inference mode, which belong to guards.
+
+        ``now``: what the thread has, but for its stacks, which are empty.
+        """
+        if self.grad is not now.grad:
+            _C._set_grad_enabled(self.grad)
+        if self.forward_grad is not now.forward_grad:
+            _C._set_fwd_grad_enabled(self.forward_grad)
         _C._set_torch_function_state(self.function_state)
         for mode in self.function_modes:
             _C._push_on_torch_function_stack(mode)
@@ -143,32 +153,42 @@ class ThreadState(NamedTuple):
             _C._push_on_torch_dispatch_stack(mode)
         for pack, unpack in self.hooks:
             _C._autograd._push_saved_tensors_default_hooks(pack, unpack)
-        for kind, (is_on, dtype) in zip(_autocast_devices(), self.autocast, strict=True):
-            torch.set_autocast_enabled(kind, is_on)
-            torch.set_autocast_dtype(kind, dtype)
-        torch.set_autocast_cache_enabled(self.autocast_cache)
+        if self.autocast != now.autocast:
+            for kind, (is_on, dtype) in zip(_autocast_devices(), self.autocast, strict=True):
+                torch.set_autocast_enabled(kind, is_on)
+                torch.set_autocast_dtype(kind, dtype)
+        if self.autocast_cache is not now.autocast_cache:
+            torch.set_autocast_cache_enabled(self.autocast_cache)
         torch.default_generator.set_state(self.cpu_generator)
-        if self.stream is not None:
-            torch.cuda.set_stream(self.stream)
+        if self.stream is not None and self.stream != now.stream:
+            number, device, device_type = self.stream
+            _C._cuda_setStream(stream_id=number, device_index=device, device_type=device_type)
         if self.gpu_generator is not None:
             _gpu_generator().graphsafe_set_state(self.gpu_generator)
-        if frames:
+        if self.frame_callback is not None and (frames := _frame_callbacks()):
             frames.set_eval_frame(self.frame_callback)
-        if handlers:
+        if self.warning_handler != now.warning_handler and (handlers := _warning_handlers()):
             handlers[1](self.warning_handler)
 
-    def turn(self, act: Callable[[], Any]) -> ThreadState:
-        """Calls with this state, and gives the state that was left.
+    def turn(self, act: Callable[[], Any], now: ThreadState) -> tuple[ThreadState, ThreadState]:
+        """Calls with this state. ``now``: what the thread has. Gives the state that the call left, and what the thread has then.
 
-        The thread has its dispatch keys and inference mode again then, and the rest as `take` leaves it: whoever has several turns
-        takes the thread's own state before the first, and puts it back.
+        The latter is as `take` leaves it: whoever has several turns takes the thread's own state first, and puts it back. (Keys and
+        inference mode are the thread's own again when all calls have ended: what each has entered it has left.)
         """
+        if self.inference is now.inference and self.included == now.included and self.excluded == now.excluded:
+            left = self._act(act, now)
+            return left, left
         with _C._InferenceMode(self.inference), _C._ForceDispatchKeyGuard(self.included, self.excluded):
-            self.put()
-            try:
-                act()
-            finally:
-                left = ThreadState.take()
+            left = self._act(act, now)
+        return left, left._replace(inference=now.inference, included=now.included, excluded=now.excluded)
+
+    def _act(self, act: Callable[[], Any], now: ThreadState) -> ThreadState:
+        self.put(now)
+        try:
+            act()
+        finally:
+            left = ThreadState.take(self)
         return left
 
 
@@ -176,17 +196,26 @@ def seeded(state: ThreadState, stream: Any = None) -> ThreadState:
     """A part's first state: the given one, but for a stream, and random numbers of its own that follow from the thread's."""
     seed = int(torch.randint(0, 1 << 62, ()).item())
     generator = torch.Generator().manual_seed(seed)
-    changed = state._replace(cpu_generator=generator.get_state(), stream=state.stream if stream is None else stream)
+    changed = state._replace(cpu_generator=generator.get_state())
+    if stream is not None:
+        changed = changed._replace(stream=(stream.stream_id, stream.device_index, stream.device_type))
     if state.gpu_generator is None:
         return changed
     on_gpu = torch.Generator(_gpu_generator().device).manual_seed(seed)
     return changed._replace(gpu_generator=on_gpu)
 
 
+def _of_gpu() -> tuple[Any, tuple[int, int, int] | None]:
+    """The state of the current GPU's generator by reference, and the current stream; none before a GPU is used.
+
+    (What is captured may not exchange generators.)
+    """
+    if not _cuda.is_initialized():
+        return None, None
+    is_capturing = torch.cuda.is_current_stream_capturing()
+    generator = None if is_capturing else _gpu_generator().graphsafe_get_state()
+    return generator, _C._cuda_getCurrentStream(_C._cuda_getDevice())
+
+
 def _gpu_generator() -> Any:
-    return torch.cuda.default_generators[torch.cuda.current_device()]
-
-
-def _is_capturing() -> bool:
-    """Whether a graph is captured: generators are not exchanged in it."""
-    return bool(torch.cuda.is_current_stream_capturing())
+    return torch.cuda.default_generators[_C._cuda_getDevice()]

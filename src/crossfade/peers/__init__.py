@@ -4,7 +4,7 @@ The collectives take tensors and a process group, or none for the default one; i
 or by `open_group` for those who set sizes. The way from there down: `steps` and `sums` cut a collective into *exchanges* and
 kernels, `exchange` moves one block between every two ranks, `lane` keeps the buffers and signals that exchanges need. All of that
 stands on `crossfade.device.driver`, so it runs on GPUs, on CPU groups over shared memory, and on the fake machine, which proves the
-ordering.
+ordering. `replays` captures calls that come again, for the rooms above.
 
 Importing this room imports neither torch nor triton: the names that it has itself are imported when they are first used.
 """

@@ -18,7 +18,8 @@ from crossfade.ops.calls.job import Shape
 from crossfade.ops.choice.cache import Decision, Source
 from crossfade.ops.choice.candidate import BASELINES, PLAIN, Candidate
 from crossfade.ops.choice.choose import TIE, Chooser, Predict, first_line
-from crossfade.ops.choice.replays import Recorder, forget, is_replayed
+from crossfade.ops.choice.replays import forget, is_replayed
+from crossfade.peers.replays import Recorder
 
 if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup

@@ -1,0 +1,129 @@
+"""Calls of copy engines on a GPU's stream: captured when they come again, on torch's CUDA as played on a CPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="carriers take torch tensors")
+
+import torch
+
+from crossfade.batches import carriers
+from crossfade.batches.carriers import _Track
+from tests.helpers.cuda_graphs import Machine, play
+
+CALLER = (5, 0, 1)
+
+
+class Streams:
+    """The current stream of a thread, and what happens on streams, in order."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.current = CALLER
+        self.log: list[str] = []
+        self.num_events = 0
+        self._machine = machine
+
+    def set(self, stream_id: int, device_index: int, device_type: int) -> None:
+        self.current = stream_id, device_index, device_type
+
+    def stream(self, use: str, part: int) -> Any:
+        return SimpleNamespace(
+            stream_id=10 + part, device_index=0, device_type=1, wait_event=lambda event: self.wait(10 + part, event)
+        )
+
+    def wait(self, stream: int, event: Any) -> None:
+        self.log.append(f"{stream} waits for {event.at}")
+
+    def event(self) -> Any:
+        self.num_events += 1
+        event = SimpleNamespace(at=None)
+        event.record = lambda: setattr(event, "at", self.current[0])
+        return event
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
+    machine = play(monkeypatch)
+    made = Streams(machine)
+    monkeypatch.setattr(torch.cuda, "Event", made.event)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: machine.is_capturing)
+    caller = SimpleNamespace(wait_event=lambda event: made.wait(made.current[0], event))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: caller)
+    monkeypatch.setattr(carriers, "own_stream", made.stream)
+    calls = SimpleNamespace(_cuda_getCurrentStream=lambda device: made.current, _cuda_setStream=made.set)
+    monkeypatch.setattr(carriers, "_C", calls)
+    return made
+
+
+class Peers:
+    """A group of one rank, as far as a call needs one."""
+
+    def __init__(self, streams: Streams) -> None:
+        self.belongings: dict[str, Any] = {}
+        self.memory = SimpleNamespace(driver=SimpleNamespace(device=0))
+        self.broken: list[BaseException] = []
+        self._lane = SimpleNamespace(check=lambda: None, begin=lambda stream: None, cut_off=self.broken.append)
+        self._streams = streams
+
+    def lane(self, index: int) -> Any:
+        return self._lane
+
+    def current_stream(self) -> int:
+        return self._streams.current[0]
+
+    def check_call(self, lane: Any) -> None: ...
+
+
+def test_a_call_that_comes_again_is_replayed_behind_its_caller(streams: Streams) -> None:
+    machine, peers, track, seen = streams._machine, Peers(streams), _Track(1), list[int]()
+
+    def double(source: torch.Tensor, group: Any, out: torch.Tensor, *, lane: int) -> None:
+        seen.append(lane)
+        machine.do(lambda: torch.mul(source, 2, out=out))
+
+    source, out, another = torch.ones(3), torch.zeros(3), torch.zeros(3)
+    for value in range(1, 6):
+        source.fill_(value)
+        work = track.enqueue(peers, double, source, out)  # type: ignore[arg-type]
+        assert streams.current == CALLER
+        work.wait()
+        assert out.tolist() == [2.0 * value] * 3
+        del work
+    assert (machine.num_captures, machine.num_replays, seen) == (1, 4, [1, 1])
+    assert streams.log == ["11 waits for 5", "5 waits for 11"] * 5
+    assert streams.num_events == 2, "one for each begin, and one for the works, of which one is there at a time"
+    track.enqueue(peers, double, source, another)  # type: ignore[arg-type]
+    assert (machine.num_captures, machine.num_replays, len(seen)) == (1, 4, 3)
+
+
+def test_events_belong_to_one_work_at_a_time(streams: Streams) -> None:
+    peers, track = Peers(streams), _Track(0)
+    tensors = [torch.ones(1) for _ in range(3)]
+    works = [track.enqueue(peers, lambda *_, lane: None, each, each) for each in tensors]  # type: ignore[arg-type]
+    assert streams.num_events == 4
+    works.clear()
+    track.enqueue(peers, lambda *_, lane: None, tensors[0], tensors[0])  # type: ignore[arg-type]
+    assert streams.num_events == 4
+
+
+def test_a_call_that_fails_leaves_the_callers_stream_current(streams: Streams) -> None:
+    def fail(*_: Any, lane: int) -> None:
+        raise ValueError("no kernel")
+
+    one = torch.ones(1)
+    with pytest.raises(ValueError, match="no kernel"):
+        _Track(0).enqueue(Peers(streams), fail, one, one)  # type: ignore[arg-type]
+    assert streams.current == CALLER
+
+
+def test_what_the_caller_captures_is_no_use_of_a_replay(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, peers, track, seen = streams._machine, Peers(streams), _Track(0), list[int]()
+    one = torch.ones(1)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    for _ in range(3):
+        track.enqueue(peers, lambda *_, lane: seen.append(lane), one, one)  # type: ignore[arg-type]
+    assert (machine.num_captures, len(seen)) == (0, 3)
