@@ -53,7 +53,7 @@ class Rank:
 
     def python(self, length_us: float) -> None:
         """The host does something else."""
-        self._now += length_us * self._machine.host_share
+        self._now += length_us
 
     def kernel(self, length_us: float, name: str = "gemm", num_blocks: int = 264) -> float:
         """Launches a kernel on the current stream; returns when it ends."""
@@ -188,7 +188,7 @@ class Rank:
         category = "cuda_driver" if name.startswith("cu") and not name.startswith("cuda") else "cuda_runtime"
         call = self._event(category, name, self._now, length_us, 100 + self.number, self.thread)
         call["args"] = {"correlation": self._num_calls}
-        self._now += length_us * self._machine.host_share + 1.0
+        self._now += length_us + 1.0 + self._machine.profiler_us
         return call
 
     def _return(self, call: dict[str, Any], end_us: float) -> None:
@@ -208,6 +208,7 @@ class Rank:
         self, category: str, name: str, start_us: float, end_us: float, args: dict[str, Any] | None = None
     ) -> None:
         self._event(category, name, start_us, end_us - start_us, 100 + self.number, self.thread)["args"] = args or {}
+        self._now += self._machine.profiler_us
 
     def _event(self, category: str, name: str, ts: float, dur: float, pid: int, tid: int) -> dict[str, Any]:
         event = {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur}
@@ -218,22 +219,26 @@ class Rank:
 class Machine:
     """Runs a program on all ranks until the times at which they meet no longer change.
 
-    ``has_record``: traces have what `crossfade.record` adds.
+    ``has_record``: traces have what `crossfade.record` adds, with ``untraced_us`` as the length of a step that was not traced.
     """
 
     def __init__(
         self,
         program: Callable[[Rank], None],
         num_ranks: int = 1,
-        host_share: float = 1.0,
         *,
+        profiler_us: float = 2.5,
         has_record: bool = False,
         environment: dict[str, str] | None = None,
+        untraced_us: float = 0.0,
     ) -> None:
+        self.untraced_us = untraced_us
         self.has_record = has_record
         self.environment = environment or {}
         self.num_ranks = num_ranks
-        self.host_share = host_share  # of the traced host's time
+        self.profiler_us = (
+            profiler_us  # what the profiler needs for each call and operator; 0 in a program that is not traced
+        )
         self._starts: dict[int, dict[int, float]] = {}
         for _ in range(60):
             before = {number: dict(starts) for number, starts in self._starts.items()}
@@ -273,6 +278,7 @@ class Machine:
                     "calls": rank.entries,
                     "streams": streams,
                     "environment": self.environment,
+                    "untraced_us": self.untraced_us,
                 }
             path.write_text(json.dumps(trace))
             paths.append(path)

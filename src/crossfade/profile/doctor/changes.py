@@ -17,13 +17,13 @@ __all__ = [
     "in_pieces",
     "in_turns",
     "merged_into_firsts",
-    "with_faster_host",
     "with_free_launches",
     "with_scaled_work",
     "without_calls",
     "without_contention",
     "without_lateness",
     "without_order",
+    "without_profiler",
     "without_waits",
 ]
 
@@ -63,14 +63,16 @@ def with_free_launches(program: Program) -> Program:
     )
 
 
-def with_faster_host(program: Program, share: float) -> Program:
-    """The host takes that share of its time between its calls, and in calls that launch."""
+def without_profiler(program: Program, event_us: float, least: float) -> Program:
+    """The host as nothing records it: each of the profiler's events took it so long. At least that share of its time is its own."""
     launching = {work.call for work in program.works}
-    calls = tuple(
-        call._replace(gap_us=call.gap_us * share, own_us=call.own_us * (share if number in launching else 1.0))
-        for number, call in enumerate(program.calls)
-    )
-    return replace(program, calls=calls)
+    calls = []
+    for number, call in enumerate(program.calls):
+        length_us = call.gap_us + call.own_us * (number in launching)
+        saved_us = min(event_us * call.num_events, (1.0 - least) * length_us)
+        of_gap_us = min(saved_us, call.gap_us)
+        calls.append(call._replace(gap_us=call.gap_us - of_gap_us, own_us=call.own_us - (saved_us - of_gap_us)))
+    return replace(program, calls=tuple(calls))
 
 
 def without_contention(program: Program) -> Program:

@@ -40,6 +40,7 @@ class HostCall(NamedTuple):
         own_us: how long it takes if it need not wait.
         waits: it returns no earlier than these.
         step: which step of the program it belongs to.
+        num_events: how many operators and calls the profiler has since that call began, this one included: each took it some time.
     """
 
     rank: int
@@ -48,6 +49,7 @@ class HostCall(NamedTuple):
     own_us: float
     waits: tuple[Wait, ...]
     step: int
+    num_events: int = 1
 
 
 class Work(NamedTuple):

@@ -171,6 +171,7 @@ class RankTrace:
         threads: the number of each thread, by the operating system's.
         sync_streams: on which stream a wait or a synchronisation is, by its correlation; where the trace was asked for it.
         record: what `crossfade.record` added; None in other traces.
+        host_events_us: when each operator and call began that the profiler kept; ascending.
     """
 
     label: str
@@ -189,3 +190,4 @@ class RankTrace:
     threads: dict[Any, int] = field(default_factory=dict)
     sync_streams: dict[int, int] = field(default_factory=dict)
     record: Record | None = None
+    host_events_us: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))

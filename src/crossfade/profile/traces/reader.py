@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import re
+from array import array
 from collections.abc import Callable, Iterable
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from crossfade.errors import TraceError
 from crossfade.profile.traces.chrome import ChromeEvent, ChromeFile
@@ -108,6 +110,7 @@ class _Reader:
         self._categories: set[str] = set()
         self._sync_streams: dict[int, int] = {}
         self._first_us = float("inf")
+        self._host_events = array("d")
 
     def read(self) -> RankTrace:
         readers: dict[str, Callable[[ChromeEvent], None]] = {
@@ -167,6 +170,7 @@ class _Reader:
         )
 
     def _call(self, event: ChromeEvent) -> None:
+        self._host_events.append(event.ts or 0.0)
         name = event.name
         if name not in self._roles:
             self._roles[name] = role_of(name)
@@ -183,6 +187,7 @@ class _Reader:
 
     def _operator(self, event: ChromeEvent) -> None:
         start, end = self._times(event)
+        self._host_events.append(start)
         thread = self._thread(event)
         self._operators.add(thread, event.name, start, end)
         if event.name == "record_param_comms":
@@ -232,6 +237,7 @@ class _Reader:
             self._threads,
             self._sync_streams,
             record,
+            np.sort(np.array(self._host_events)) - origin,
         )
 
     def _record(self, notes: list[str]) -> Record | None:

@@ -45,6 +45,7 @@ class _Contents(msgspec.Struct):
     environment: dict[str, str] = {}
     clocks: _Clocks = msgspec.field(default_factory=_Clocks)
     memory: dict[str, int] = {}
+    untraced_us: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Record:
         max_mhz: the highest clock; 0 where it is not known.
         limit_w: the power limit; likewise.
         num_retried: how often the allocator had to free memory before it could allocate.
+        untraced_us: how long a step took before the trace, without the profiler; 0 where none was measured.
     """
 
     rank: int | None
@@ -74,6 +76,7 @@ class Record:
     max_mhz: float
     limit_w: float
     num_retried: int
+    untraced_us: float
 
     @classmethod
     def read(cls, contents: Any) -> Record:
@@ -97,6 +100,7 @@ class Record:
             clocks.max_mhz,
             clocks.limit_w,
             read.memory.get("num_retried", 0),
+            read.untraced_us,
         )
 
     @property
