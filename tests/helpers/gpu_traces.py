@@ -50,6 +50,7 @@ class Rank:
         self._num_collectives = 0
         self.entries: list[tuple[int, int, int, int, int]] = []  # as `crossfade.record` keeps them
         self._num_events = 0
+        self.blocking: set[int] = set()  # streams that wait for the default stream, and it for them
 
     def python(self, length_us: float) -> None:
         """The host does something else."""
@@ -146,7 +147,7 @@ class Rank:
         self._entry(Role.WAIT_EVENT, event, self.stream)
         self._hold(self._gpu.free_us.get(other, 0.0))
 
-    def scope(self, name: str, body: Callable[[], None]) -> None:
+    def scope(self, name: str, body: Callable[[], object]) -> None:
         """An operator around what ``body`` does."""
         begin = self._now
         body()
@@ -178,6 +179,9 @@ class Rank:
         free = self._gpu.free_us.get(self.stream, 0.0) + _LANE_LAG_US
         held = self._held.pop(self.stream, 0.0) + _EVENT_LAG_US
         start = max(launched_us + _LAUNCH_LAG_US, free, held)
+        if self.stream in self.blocking or self.stream == _CALLER:
+            others = {_CALLER} if self.stream in self.blocking else self.blocking
+            start = max(start, *(self._gpu.free_us.get(other, 0.0) + _LANE_LAG_US for other in (*others, self.stream)))
         if self._machine.environment.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
             start = max(start, self._gpu.latest_us)  # one queue: behind all that was launched before
         self._gpu.latest_us = start

@@ -20,7 +20,9 @@ __all__ = [
     "with_free_launches",
     "with_scaled_work",
     "without_calls",
+    "without_collectives",
     "without_contention",
+    "without_edges",
     "without_lateness",
     "without_order",
     "without_profiler",
@@ -49,6 +51,20 @@ def without_calls(program: Program, calls: Iterable[int]) -> Program:
     }
     changed = {number: program.calls[number]._replace(waits=(), own_us=0.0) for number in gone}
     return program.with_calls(changed).with_works(works)
+
+
+def without_edges(program: Program, edges: Collection[tuple[int, int]]) -> Program:
+    """The first work of each pair does not wait for the second one."""
+    changed = {}
+    for number in {target for target, _ in edges}:
+        work = program.works[number]
+        changed[number] = work._replace(after=tuple(wait for wait in work.after if (number, wait.work) not in edges))
+    return program.with_works(changed)
+
+
+def without_collectives(program: Program, works: Iterable[int]) -> Program:
+    """These collectives are not made: their ranks neither meet nor move anything."""
+    return program.with_works({n: program.works[n]._replace(amount_us=0.0, meeting=NOBODY) for n in works})
 
 
 def with_scaled_work(program: Program, amounts_us: Mapping[int, float]) -> Program:

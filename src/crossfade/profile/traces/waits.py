@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from crossfade.profile.traces.default_stream import implicit_waits
 from crossfade.profile.traces.events import Activity, ActivityKind, Call, CollectiveCall, RankTrace
 from crossfade.profile.traces.exact import ExactEvents, launch_times
 from crossfade.profile.traces.launches import HostOrder
@@ -48,12 +49,15 @@ class Waits:
         returns: for each call that the host waits in, the activities without which it does not return.
         is_on_own_stream: for each collective, whether it runs beside its caller's stream.
         waited_at: for each collective on its own stream, the call with which the caller's stream begins to wait for it.
+        implicit: pairs of an activity and one of ``events`` that it waits for without an event, since one of both is on the
+            default stream.
     """
 
     events: dict[Activity, list[Activity]] = field(default_factory=dict)
     returns: dict[Call, list[Activity]] = field(default_factory=dict)
     is_on_own_stream: dict[Activity, bool] = field(default_factory=dict)
     waited_at: dict[Activity, Call] = field(default_factory=dict)
+    implicit: set[tuple[Activity, Activity]] = field(default_factory=set)
 
 
 def waits_of(trace: RankTrace, order: HostOrder) -> Waits:
@@ -65,6 +69,10 @@ def waits_of(trace: RankTrace, order: HostOrder) -> Waits:
     for call in order.calls:
         if len(call.activities) > 1:
             _within_graph(call.activities, waits)
+    for target, source in list(implicit_waits(order, waits.events, trace.num_sms)):
+        if source not in waits.events.get(target, ()) and source.end_us <= target.start_us + _CLOCK_US:
+            waits.events.setdefault(target, []).append(source)
+            waits.implicit.add((target, source))
     return waits
 
 

@@ -1,15 +1,19 @@
-"""Streams that share a hardware queue: known only of traces by `crossfade.record`, which have the number of queues."""
+"""Streams that wait for each other although the program does not ask for it: by a hardware queue, or by the default stream.
+
+Hardware queues are known only of traces by `crossfade.record`, which have their number.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
 
-from crossfade.profile.doctor.changes import without_lateness
+from crossfade.profile.doctor.changes import without_edges, without_lateness
 from crossfade.profile.doctor.program import NOBODY
 from crossfade.profile.doctor.view import Cause, Finding, View, share
+from crossfade.profile.traces.default_stream import DEFAULT_STREAM
 
-__all__ = ["hardware_queues", "held_by_a_queue"]
+__all__ = ["default_stream", "hardware_queues", "held_by_a_queue"]
 
 _WORTH_A_LOOK = 0.01
 _LATE_US = 8.0
@@ -60,3 +64,42 @@ def held_by_a_queue(view: View) -> list[int]:
 
 def _num_streams(view: View, rank: int) -> int:
     return len({work.lane for work in view.program.works if work.rank == rank})
+
+
+def default_stream(view: View) -> Iterator[Finding]:
+    """Work of a stream that waits for the default stream's, and the reverse, without an event.
+
+    The default stream may need what the other one makes, and then it has to wait; that the other one waits for it is more seldom
+    meant. So its own waits stay in what is likely.
+    """
+    places = {id(activity): number for number, activity in enumerate(view.traced.activities)}
+    edges = {
+        (places[id(target)], places[id(source)])
+        for waits in view.traced.waits
+        for target, source in waits.implicit
+        if id(target) in places and id(source) in places
+    }
+    if not edges:
+        return
+    of_others = {edge for edge in edges if view.traced.activities[edge[0]].stream != DEFAULT_STREAM}
+    streams = sorted({view.traced.activities[target].stream for target, _ in of_others})
+    binding = [number for number, source in edges if _is_held_by(view, number, source)]
+    yield Finding(
+        Cause.DEFAULT_STREAM,
+        f"stream {', '.join(map(str, streams))} and the default stream wait for each other, without an event",
+        f"{len(binding) / view.program.num_steps / view.program.num_ranks:.3g} kernels and copies a step start just when the other"
+        " stream's work ends, and the two never run at once: so does a stream that was made without cudaStreamNonBlocking",
+        view.sites({view.program.works[target].call for target, _ in of_others} - {NOBODY}),
+        "use a stream that does not wait for the default one, as torch.cuda.Stream() and cupy.cuda.Stream(non_blocking=True) are,"
+        " and an event where one of both needs the other's result; or launch nothing on the default stream",
+        "stream = torch.cuda.Stream()\nwith torch.cuda.stream(stream):\n    ...",
+        view.work_marks(binding, "waits for the other stream"),
+        partial(without_edges, edges=edges),
+        is_at_most=True,
+        likely=partial(without_edges, edges=of_others),
+    )
+
+
+def _is_held_by(view: View, number: int, source: int) -> bool:
+    held = view.traced.held_by[number]
+    return isinstance(held, int) and view.program.works[number].after[held].work == source

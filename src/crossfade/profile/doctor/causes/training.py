@@ -1,20 +1,23 @@
-"""What training steps do: gradients in buckets, parameters that are looked for."""
+"""What training steps do: gradients in buckets, parameters that are looked for, gradients that are summed several times."""
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 
 from crossfade.profile.doctor.causes.streams import is_of_backward, message_bytes
-from crossfade.profile.doctor.changes import in_pieces, with_scaled_work, without_waits
+from crossfade.profile.doctor.changes import in_pieces, with_scaled_work, without_collectives, without_waits
 from crossfade.profile.doctor.losses import Reason
 from crossfade.profile.doctor.program import NOBODY, Program
 from crossfade.profile.doctor.view import Cause, Finding, View, share
-from crossfade.profile.traces.events import ActivityKind
+from crossfade.profile.traces.events import ActivityKind, Message
+from crossfade.profile.traces.overlap import merged
 from crossfade.profile.traces.roles import Role
 
-__all__ = ["buckets", "unused_parameters"]
+__all__ = ["backward_spans", "buckets", "two_backwards", "unused_parameters"]
 
 _WORTH_A_LOOK = 0.01
 _LARGE_BUCKET_BYTES = 40 << 20  # torch's own are 25 MB
@@ -94,8 +97,7 @@ def unused_parameters(view: View) -> Iterator[Finding]:
             continue
         if message.dtype.lower() in _INTEGERS and 0 < message.num_in < 1 << 17:
             found.append(number)
-    ddp = any(trace.operators.named("DistributedDataParallel") for trace in view.traced.traces)
-    if not found or not ddp:
+    if not found or not _has_ddp(view):
         return
     waits = [call for number in found for call in _read_of_used(view, number)]
     amount = sum(view.program.works[number].amount_us for number in found) / view.program.num_ranks
@@ -129,3 +131,83 @@ def _read_of_used(view: View, number: int) -> list[int]:
             is_followed = call + 1 < len(view.program.calls) and view.traced.calls[call + 1].role is Role.SYNC_STREAM
             return [call, call + 1] if is_followed else [call]
     return []
+
+
+def two_backwards(view: View) -> Iterator[Finding]:
+    """DDP that sums the same gradients in each of several backward passes between two steps of the optimizer."""
+    if not _has_ddp(view):
+        return
+    found: list[int] = []
+    most = 0
+    for rank in range(view.program.num_ranks):
+        for passes in _passes(view, rank):
+            last = Counter(_message(view, number) for number in passes[-1])
+            earlier = [one for one in passes[:-1] if Counter(_message(view, number) for number in one) == last]
+            found += [number for one in earlier for number in one]
+            most = max(most, 1 + len(earlier))
+    if not found:
+        return
+    lost = sum(
+        loss.length_us
+        for loss in view.losses
+        if loss.reason in (Reason.TRANSFER, Reason.PEER) and loss.work in set(found)
+    )
+    megabytes = sum(message_bytes(view, number) for number in found) / view.program.num_steps / view.program.num_ranks
+    yield Finding(
+        Cause.TWO_BACKWARDS,
+        f"DDP sums all gradients in each of {most} backward passes of a step",
+        f"{megabytes / 1e6:.0f} MB a step are sums that a later pass makes anew; computation waits for them for"
+        f" {share(view.share_of(lost / view.program.num_ranks))} of the time",
+        "the backward passes between two steps of the optimizer",
+        "sum in the last pass only: run the others, forward and backward, under no_sync(); or add the losses and call backward()"
+        " once",
+        "with model.no_sync():\n    model(first).sum().backward()\nmodel(last).sum().backward()     # this one sums",
+        view.work_marks(found, "summed again later"),
+        partial(without_collectives, works=found),
+    )
+
+
+def _has_ddp(view: View) -> bool:
+    return any(trace.operators.named("DistributedDataParallel") for trace in view.traced.traces)
+
+
+def _message(view: View, number: int) -> tuple[str, int]:
+    message: Message | None = view.traced.activities[number].message
+    return (message.collective, message.num_in) if message is not None else ("", 0)
+
+
+def backward_spans(view: View, rank: int) -> list[tuple[float, float]]:
+    """When the autograd engine runs a rank's backward pass, in its trace's own time."""
+    scopes = view.traced.traces[rank].operators.named("autograd::engine")
+    return merged((scope.start_us, scope.end_us) for scope in scopes)
+
+
+def _passes(view: View, rank: int) -> list[list[list[int]]]:
+    """For each step of the optimizer, its backward passes, each as its gradients' collectives.
+
+    What computes between two collectives and is not launched by the backward pass parts two passes.
+    """
+    spans = backward_spans(view, rank)
+    starts = [start for start, _ in spans]
+    outside: list[float] = []
+    for number, works in enumerate(view.launched):
+        if view.program.calls[number].rank == rank and any(
+            view.program.works[work].kind is ActivityKind.COMPUTE for work in works
+        ):
+            time = view.traced.calls[number].start_us
+            place = bisect_right(starts, time) - 1
+            if place < 0 or spans[place][1] < time:
+                outside.append(time)
+    sums = [n for n in view.collectives() if view.program.works[n].rank == rank and is_of_backward(view, n)]
+    times = {number: view.traced.calls[view.program.works[number].call].start_us for number in sums}
+    sums.sort(key=times.__getitem__)
+    ends = [scope.start_us for scope in view.traced.traces[rank].operators.named("Optimizer.step")]
+    steps: dict[int, list[list[int]]] = defaultdict(list)
+    for before, number in pairwise([NOBODY, *sums]):
+        time = times[number]
+        step = bisect_right(ends, time) if ends else view.program.works[number].step
+        is_next = before == NOBODY or bisect_right(outside, time) > bisect_right(outside, times[before])
+        if is_next or not steps[step]:
+            steps[step].append([])
+        steps[step][-1].append(number)
+    return list(steps.values())
