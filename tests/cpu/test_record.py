@@ -81,6 +81,27 @@ def test_some_steps_are_timed_before_the_trace(tmp_path: Path) -> None:
     assert trace["crossfade"]["num_steps"] == 2
 
 
+def test_what_operators_read_and_write(tmp_path: Path) -> None:
+    with crossfade.record(tmp_path, with_tensors=True) as recording:
+        a = torch.ones(8, 8)
+        b = a.t() @ a
+        a.add_(b)
+    assert recording.path is not None
+    trace = contents(recording.path)
+    uses = {use.operator: use for use in Record.read(trace["crossfade"]).tensors}
+    names = {
+        event["name"]: event["args"]["Record function id"]
+        for event in trace["traceEvents"]
+        if "aten::" in event["name"]
+    }
+    (made,) = uses[names["aten::ones"]].writes
+    view, product, added = (uses[names[f"aten::{name}"]] for name in ("t", "mm", "add_"))
+    assert (list(view.reads), list(view.writes)) == ([made], [made]), "a view is of the same storage"
+    assert made in product.reads
+    assert set(added.reads) == {made, *product.writes}
+    assert list(added.writes) == [made]
+
+
 def test_a_block_without_a_traced_step(tmp_path: Path) -> None:
     recording = crossfade.record(tmp_path, untraced_steps=3)
 

@@ -7,10 +7,10 @@ what the doctor has to predict from the trace with the cause.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from crossfade.profile.traces.roles import Role
 
@@ -24,6 +24,7 @@ _RETURN_US = 6.0
 _NUM_SMS = 132
 _CALLER, _GROUP = 7, 20
 _HANDLES = 0xF000  # of streams
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -49,6 +50,7 @@ class Rank:
         self._num_calls = 0
         self._num_collectives = 0
         self.entries: list[tuple[int, int, int, int, int]] = []  # as `crossfade.record` keeps them
+        self.tensors: list[tuple[int, list[int], list[int]]] = []  # likewise
         self._num_events = 0
         self.blocking: set[int] = set()  # streams that wait for the default stream, and it for them
 
@@ -152,6 +154,14 @@ class Rank:
         begin = self._now
         body()
         self._scope("cpu_op", name, begin, self._now)
+
+    def operator(self, name: str, body: Callable[[], _T], reads: Sequence[int] = (), writes: Sequence[int] = ()) -> _T:
+        """The same, with the storages that the operator reads and writes."""
+        begin = self._now
+        result = body()
+        self.tensors.append((len(self.tensors) + 1, list(reads), list(writes)))
+        self._scope("cpu_op", name, begin, self._now, {"Record function id": len(self.tensors)})
+        return result
 
     def _wait_for(self, end_us: float, group: str, event: int) -> None:
         begin = self._now
@@ -283,6 +293,7 @@ class Machine:
                     "streams": streams,
                     "environment": self.environment,
                     "untraced_us": self.untraced_us,
+                    "tensors": rank.tensors,
                 }
             path.write_text(json.dumps(trace))
             paths.append(path)

@@ -19,7 +19,14 @@ _MOST_UNTRACED = 5  # of the steps that are skipped, the last ones are timed
 
 
 def record_script(
-    script: Path, arguments: Sequence[str], folder: Path, *, num_skipped: int, num_steps: int, with_stack: bool
+    script: Path,
+    arguments: Sequence[str],
+    folder: Path,
+    *,
+    num_skipped: int,
+    num_steps: int,
+    with_stack: bool,
+    with_tensors: bool,
 ) -> None:
     """Runs a script as ``python SCRIPT ARGS`` does, and says where its trace is.
 
@@ -32,7 +39,7 @@ def record_script(
     except ImportError:
         raise MissingDependency("torch", extra="torch", needed_for="crossfade record") from None
     num_untraced = min(max(num_skipped - 1, 0), _MOST_UNTRACED)
-    recording = crossfade.record(folder, with_stack=with_stack, untraced_steps=num_untraced)
+    recording = crossfade.record(folder, with_stack=with_stack, with_tensors=with_tensors, untraced_steps=num_untraced)
     window = _Window(recording, num_skipped, num_steps, num_untraced)
     handle = register_optimizer_step_post_hook(window.step)
     before = sys.argv, list(sys.path)

@@ -13,6 +13,7 @@ from crossfade.profile.traces.waits import EVENT_LAG_US
 
 __all__ = [
     "balanced",
+    "behind",
     "beside_their_callers",
     "in_pieces",
     "in_turns",
@@ -59,6 +60,18 @@ def without_edges(program: Program, edges: Collection[tuple[int, int]]) -> Progr
     for number in {target for target, _ in edges}:
         work = program.works[number]
         changed[number] = work._replace(after=tuple(wait for wait in work.after if (number, wait.work) not in edges))
+    return program.with_works(changed)
+
+
+def behind(program: Program, sources: Mapping[int, int]) -> Program:
+    """Each of these works is launched right behind another work, and waits for that alone."""
+    changed = {}
+    for number, source in sources.items():
+        work, call = program.works[number], program.works[source].call
+        after = (Wait(source, EVENT_LAG_US),) if work.lane != program.works[source].lane else ()
+        changed[number] = work._replace(
+            after=after, call=work.call if call == NOBODY else call, launch_lag_us=LAUNCH_LAG_US
+        )
     return program.with_works(changed)
 
 

@@ -41,6 +41,7 @@ class Cause(StrEnum):
     LAUNCH = "launch_bound"
     BLOCKING = "blocking_collective"
     COMMUNICATOR = "communicator_order"
+    LATE_EVENT = "late_event"
     QUEUES = "hardware_queues"
     DEFAULT_STREAM = "default_stream"
     SMS_FULL = "sms_full"

@@ -15,6 +15,7 @@ from crossfade.errors import MissingDependency, TraceError
 from crossfade.profile.recording.calls import CallLog
 from crossfade.profile.recording.machine import GpuSampler, environment
 from crossfade.profile.recording.streams import StreamNumbers
+from crossfade.profile.recording.tensors import TensorLog
 from crossfade.profile.traces.record import KEY, VERSION
 from crossfade.profile.traces.steps import MARK
 
@@ -22,7 +23,11 @@ __all__ = ["Recording", "record"]
 
 
 def record(
-    folder: str | os.PathLike[str] = "traces", *, with_stack: bool = False, untraced_steps: int = 0
+    folder: str | os.PathLike[str] = "traces",
+    *,
+    with_stack: bool = False,
+    with_tensors: bool = False,
+    untraced_steps: int = 0,
 ) -> Recording:
     """Records what runs inside a ``with`` block, for ``crossfade doctor FOLDER``: a few steps are enough.
 
@@ -32,6 +37,8 @@ def record(
     Args:
         folder: is made where it is missing.
         with_stack: also record Python's functions, so that a diagnosis names the line. It makes the host slower.
+        with_tensors: also record which tensors operators read and write, so that the doctor knows what makes the input of a
+            collective, and whether it waits for more. It makes the host slower still.
         untraced_steps: so many steps of the block, up to the first ``step()`` and so on, are not traced but timed. The doctor takes
             away what the profiler needs by them, and tells a host that launches slowly from one that the profiler makes slow.
 
@@ -39,7 +46,7 @@ def record(
         MissingDependency: torch is not installed; when the block begins.
         TraceError: the block has no more than the untraced steps; at its end.
     """
-    return Recording(Path(folder), with_stack=with_stack, untraced_steps=untraced_steps)
+    return Recording(Path(folder), with_stack=with_stack, with_tensors=with_tensors, untraced_steps=untraced_steps)
 
 
 class Recording:
@@ -49,13 +56,15 @@ class Recording:
         path: the file that was written; None before the block's end.
     """
 
-    def __init__(self, folder: Path, *, with_stack: bool, untraced_steps: int = 0) -> None:
+    def __init__(self, folder: Path, *, with_stack: bool, with_tensors: bool, untraced_steps: int) -> None:
         self.path: Path | None = None
         self._folder = folder
         self._with_stack = with_stack
         self._streams = StreamNumbers()
         self._log = CallLog(self._streams.see)
         self._sampler = GpuSampler()
+        self._tensors = TensorLog()
+        self._with_tensors = with_tensors
         self._is_watching = False
         self._num_untraced = untraced_steps
         self._num_steps = 0
@@ -103,6 +112,8 @@ class Recording:
             self._memory = _memory(torch)
             self._watch_gpu()
         self._profiler.start()
+        if self._with_tensors:
+            self._tensors.open(torch)
         self._streams.open()
         if reports is not None:
             self._log.open(reports)
@@ -135,6 +146,7 @@ class Recording:
         if self._torch.cuda.is_initialized():
             self._torch.cuda.synchronize()
         self._log.close()
+        self._tensors.close()
         self._sampler.close()
         rank, world_size = _rank_of(self._torch)
         self._profiler.add_metadata_json(KEY, json.dumps(self._contents(rank, world_size), separators=(",", ":")))
@@ -167,6 +179,7 @@ class Recording:
             "environment": environment(),
             "clocks": {"samples": self._sampler.samples, **self._sampler.limits, "missing": self._sampler.missing},
             "untraced_us": self._untraced_us,
+            "tensors": self._tensors.uses,
             "memory": {name: value - self._memory.get(name, 0) for name, value in after.items()},
         }
 

@@ -12,6 +12,7 @@
     waits.py        what waits for what
     default_stream.py  what waits for the default stream, and the reverse
     exact.py        the same where there is a record: which event, on which stream
+    tensors.py      what makes the input of each collective, where a record has tensors
     steps.py        where steps begin
     overlap.py      how much communication was hidden; timelines
 

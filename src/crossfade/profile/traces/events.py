@@ -171,6 +171,7 @@ class RankTrace:
         threads: the number of each thread, by the operating system's.
         sync_streams: on which stream a wait or a synchronisation is, by its correlation; where the trace was asked for it.
         record: what `crossfade.record` added; None in other traces.
+        numbered: thread, begin and end of the operators that torch gave a number, by that number; where tensors were recorded.
         host_events_us: when each operator and call began that the profiler kept; ascending.
     """
 
@@ -190,4 +191,5 @@ class RankTrace:
     threads: dict[Any, int] = field(default_factory=dict)
     sync_streams: dict[int, int] = field(default_factory=dict)
     record: Record | None = None
+    numbered: dict[int, tuple[int, float, float]] = field(default_factory=dict)
     host_events_us: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))

@@ -58,6 +58,11 @@ class _CallArgs(msgspec.Struct, gc=False):
     stream: int = -1
 
 
+class _OperatorArgs(msgspec.Struct, gc=False):
+    number: int = msgspec.field(default=0, name="Record function id")
+
+
+_decode_operator = msgspec.json.Decoder(_OperatorArgs, strict=False).decode
 _decode_activity = msgspec.json.Decoder(_ActivityArgs, strict=False).decode
 _decode_call = msgspec.json.Decoder(_CallArgs, strict=False).decode
 
@@ -111,6 +116,7 @@ class _Reader:
         self._sync_streams: dict[int, int] = {}
         self._first_us = float("inf")
         self._host_events = array("d")
+        self._numbered: dict[int, tuple[int, float, float]] = {}
 
     def read(self) -> RankTrace:
         readers: dict[str, Callable[[ChromeEvent], None]] = {
@@ -190,6 +196,9 @@ class _Reader:
         self._host_events.append(start)
         thread = self._thread(event)
         self._operators.add(thread, event.name, start, end)
+        number = _decode_operator(event.args).number
+        if number:
+            self._numbered[number] = thread, start, end
         if event.name == "record_param_comms":
             self._collectives.append(CollectiveCall(thread, start, end, _decode_activity(event.args).message()))
 
@@ -237,6 +246,10 @@ class _Reader:
             self._threads,
             self._sync_streams,
             record,
+            {
+                number: (thread, start - origin, end - origin)
+                for number, (thread, start, end) in (self._numbered.items() if record and record.tensors else ())
+            },
             np.sort(np.array(self._host_events)) - origin,
         )
 

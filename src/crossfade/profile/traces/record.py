@@ -11,7 +11,7 @@ import msgspec
 
 from crossfade.profile.traces.roles import Role
 
-__all__ = ["KEY", "VERSION", "Entry", "Record"]
+__all__ = ["KEY", "VERSION", "Entry", "Record", "TensorUse"]
 
 KEY = "crossfade"
 VERSION = 1
@@ -27,6 +27,14 @@ class Entry(NamedTuple):
     time_ns: int  # after a record or a wait, before a synchronisation
     event: int
     stream: int
+
+
+class TensorUse(NamedTuple):
+    """The storages that an operator reads and writes; a view of a tensor is of the same storage."""
+
+    operator: int  # the number that torch's profiler gives it
+    reads: Sequence[int]
+    writes: Sequence[int]
 
 
 class _Clocks(msgspec.Struct):
@@ -46,6 +54,7 @@ class _Contents(msgspec.Struct):
     clocks: _Clocks = msgspec.field(default_factory=_Clocks)
     memory: dict[str, int] = {}
     untraced_us: float = 0.0
+    tensors: list[tuple[int, list[int], list[int]]] = []
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,7 @@ class Record:
         limit_w: the power limit; likewise.
         num_retried: how often the allocator had to free memory before it could allocate.
         untraced_us: how long a step took before the trace, without the profiler; 0 where none was measured.
+        tensors: what operators read and write, where that was asked for.
     """
 
     rank: int | None
@@ -77,6 +87,7 @@ class Record:
     limit_w: float
     num_retried: int
     untraced_us: float
+    tensors: Sequence[TensorUse]
 
     @classmethod
     def read(cls, contents: Any) -> Record:
@@ -101,6 +112,7 @@ class Record:
             clocks.limit_w,
             read.memory.get("num_retried", 0),
             read.untraced_us,
+            tuple(TensorUse(*use) for use in read.tensors),
         )
 
     @property

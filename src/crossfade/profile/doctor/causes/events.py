@@ -1,0 +1,170 @@
+"""Collectives that wait for more than what makes their input."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from crossfade.profile.doctor.causes.streams import message_bytes
+from crossfade.profile.doctor.causes.training import backward_spans
+from crossfade.profile.doctor.changes import behind, beside_their_callers
+from crossfade.profile.doctor.losses import Reason
+from crossfade.profile.doctor.program import NOBODY, Program
+from crossfade.profile.doctor.view import Cause, Finding, View, share
+from crossfade.profile.traces.events import ActivityKind
+from crossfade.profile.traces.tensors import producers
+
+__all__ = ["late_events", "late_sums"]
+
+_WORTH_A_LOOK = 0.01
+_LEAST_BYTES = 1 << 20  # of a step's gradients
+_SCALARS = 256  # a sum of fewer elements is a norm or a loss, not a gradient
+
+
+def late_events(view: View) -> Iterator[Finding]:
+    """Collectives whose event lies behind other work than what makes their input. Known of records with tensors only."""
+    places = {id(activity): number for number, activity in enumerate(view.traced.activities)}
+    made_by = {
+        places[id(collective)]: places[id(producer)]
+        for trace in view.traced.traces
+        for collective, producer in producers(trace).items()
+        if id(collective) in places and id(producer) in places
+    }
+    found = {number: producer for number, producer in made_by.items() if _is_late(view, number, producer)}
+    lost = _lost_us(view, found)
+    if not found or view.share_of(lost) < _WORTH_A_LOOK:
+        return
+    first = next(iter(found))
+    yield Finding(
+        Cause.LATE_EVENT,
+        f"{view.name_of(first)} waits for computation that does not make its input: its event is recorded too late",
+        f"{len(found) / view.program.num_steps / view.program.num_ranks:.3g} collectives a step wait for later work than"
+        f" {view.traced.activities[found[first]].name.split('(')[0][:60]} which makes what is sent; computation waits"
+        f" for them for {share(view.share_of(lost))} of the time",
+        view.sites({view.program.works[number].call for number in found} - {NOBODY}),
+        "launch each collective right behind what makes its input, or record an event there and let its stream wait for that",
+        "ready = torch.cuda.Event()\nready.record()                       # right behind what makes x\n"
+        "...\nside.wait_event(ready)               # instead of side.wait_stream(...)\n"
+        "with torch.cuda.stream(side):\n    dist.all_reduce(x, async_op=True)",
+        view.work_marks(found, "waits for too much"),
+        partial(behind, sources=found),
+    )
+
+
+def _is_late(view: View, number: int, producer: int) -> bool:
+    """Whether a collective waits for later work of its producer's stream than the producer."""
+    works = view.program.works
+    return any(wait.work > producer and works[wait.work].lane == works[producer].lane for wait in works[number].after)
+
+
+def _lost_us(view: View, works: dict[int, int]) -> float:
+    lost = sum(
+        loss.length_us for loss in view.losses if loss.reason in (Reason.TRANSFER, Reason.PEER) and loss.work in works
+    )
+    return lost / view.program.num_ranks
+
+
+def late_sums(view: View) -> Iterator[Finding]:
+    """Gradients that are summed between the end of the backward pass and the optimizer's step.
+
+    Which kernel makes which gradient a plain trace does not say: they are taken to come evenly during the backward pass.
+    """
+    found: dict[int, int] = {}
+    needed: dict[int, int] = {}
+    for rank in range(view.program.num_ranks):
+        spans = backward_spans(view, rank)
+        steps = [scope.start_us for scope in view.traced.traces[rank].operators.named("Optimizer.step")]
+        for before, step in zip([float("-inf"), *steps], steps, strict=False):
+            place = bisect_left(spans, (step,)) - 1
+            if place >= 0 and spans[place][1] > before:
+                sums = _sums(view, rank, spans[place][1], step)
+                sources = _evenly(view, sums, _backward_kernels(view, rank, spans, before, step))
+                found.update(sources)
+                needed.update(dict.fromkeys(sources, _first_after(view, rank, step)))
+    lost = _lost_us(view, found)
+    if not found or view.share_of(lost) < _WORTH_A_LOOK:
+        return
+    on_caller = [
+        number
+        for number in found
+        if not view.traced.waits[view.program.works[number].rank].is_on_own_stream.get(
+            view.traced.activities[number], True
+        )
+    ]
+
+    def change(program: Program) -> Program:
+        moved = beside_their_callers(program, on_caller, needed.__getitem__) if on_caller else program
+        return behind(moved, found)
+
+    megabytes = sum(message_bytes(view, number) for number in found) / view.program.num_steps / view.program.num_ranks
+    yield Finding(
+        Cause.LATE_EVENT,
+        "gradients are summed only when the backward pass is over",
+        f"{len(found) / view.program.num_steps / view.program.num_ranks:.3g} sums with {megabytes / 1e6:.0f} MB a step lie between"
+        f" the backward pass and the optimizer; computation waits for them for {share(view.share_of(lost))} of the time, and most"
+        " gradients are there long before",
+        view.sites({view.program.works[number].call for number in found} - {NOBODY}),
+        "sum each gradient as soon as it is there: with DistributedDataParallel, or by hooks",
+        "for parameter in model.parameters():\n    parameter.register_post_accumulate_grad_hook(\n"
+        "        lambda one: works.append(dist.all_reduce(one.grad, async_op=True)))",
+        view.work_marks(found, "its gradient was there before"),
+        change,
+        is_at_most=True,
+        likely=change,
+    )
+
+
+def _sums(view: View, rank: int, begin_us: float, end_us: float) -> list[int]:
+    """The sums of gradients that a rank launches in a part of its trace; none where they are too small to be gradients."""
+    found = []
+    for number in view.collectives():
+        work, message = view.program.works[number], view.traced.activities[number].message
+        if work.rank != rank or work.call == NOBODY or message is None or message.num_in < _SCALARS:
+            continue
+        is_sum = "reduce" in message.collective and begin_us <= view.traced.calls[work.call].start_us < end_us
+        if is_sum:
+            found.append(number)
+    return found if sum(message_bytes(view, number) for number in found) >= _LEAST_BYTES else []
+
+
+def _backward_kernels(
+    view: View, rank: int, spans: Sequence[tuple[float, float]], begin_us: float, end_us: float
+) -> list[int]:
+    starts = [start for start, _ in spans]
+    kernels = []
+    for number, work in enumerate(view.program.works):
+        if work.rank != rank or work.call == NOBODY or work.kind is not ActivityKind.COMPUTE:
+            continue
+        time = view.traced.calls[work.call].start_us
+        place = bisect_right(starts, time) - 1
+        if begin_us <= time < end_us and place >= 0 and time <= spans[place][1]:
+            kernels.append(number)
+    return kernels
+
+
+def _evenly(view: View, sums: Sequence[int], kernels: Sequence[int]) -> dict[int, int]:
+    """For each sum the kernel at which so much of the backward pass is done as of the gradients is sent with it."""
+    if not kernels:
+        return {}
+    total_bytes = sum(message_bytes(view, number) for number in sums)
+    total_us = sum(view.program.works[kernel].amount_us for kernel in kernels)
+    found: dict[int, int] = {}
+    num_bytes, done_us, place = 0, view.program.works[kernels[0]].amount_us, 0
+    for number in sums:
+        num_bytes += message_bytes(view, number)
+        while place + 1 < len(kernels) and done_us < total_us * num_bytes / total_bytes:
+            place += 1
+            done_us += view.program.works[kernels[place]].amount_us
+        found[number] = kernels[place]
+    return found
+
+
+def _first_after(view: View, rank: int, time_us: float) -> int:
+    """The first computation that a rank launches from a time of its trace on."""
+    for number, works in enumerate(view.launched):
+        if view.program.calls[number].rank == rank and view.traced.calls[number].start_us >= time_us:
+            for work in works:
+                if view.program.works[work].kind is ActivityKind.COMPUTE:
+                    return work
+    return NOBODY
