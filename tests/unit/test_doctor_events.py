@@ -11,7 +11,7 @@ import pytest
 from crossfade.profile.doctor.diagnosis import Report, diagnose
 from crossfade.profile.doctor.view import Cause
 from crossfade.profile.traces.reader import read_trace, read_traces
-from crossfade.profile.traces.tensors import producers
+from crossfade.profile.traces.tensors import dataflow
 from tests.helpers.gpu_traces import Machine, Rank
 
 _STEPS, _LAYERS = 6, 6
@@ -100,13 +100,48 @@ def test_what_makes_an_input(tmp_path: Path) -> None:
         kernels(rank, 1, 10, "b", _OTHER)
         for _ in range(2):
             rank.operator("c10d::allreduce_", lambda: rank.operator("inner", reduce, [_INPUT]), [_INPUT], [_INPUT])
+        rank.operator("aten::view", lambda: None, [_INPUT], [_INPUT])
+        rank.operator("aten::mm", partial(rank.kernel, 10, "c"), [_INPUT], [_OTHER])
         rank.operator("c10d::allreduce_", reduce, [99], [99])  # what the trace does not have
 
     trace = read_trace(Machine(program, has_record=True).save(tmp_path)[0])
     diagnose([trace])  # joins calls and activities
     sums = [activity for activity in trace.activities if activity.message is not None]
     (a,) = (activity for activity in trace.activities if activity.name == "a")
-    assert producers(trace) == {sums[0]: a, sums[1]: sums[0]}
+    (c,) = (activity for activity in trace.activities if activity.name == "c")
+    flow = dataflow(trace)
+    assert flow.made_by == {sums[0]: a, sums[1]: sums[0]}
+    assert flow.needed_by == {sums[0]: sums[1], sums[1]: c}
+
+
+def blocking(is_needed_at_once: bool) -> Program:
+    """A sum on the stream that computes, whose result is needed by the next product, or by the last one of the step only."""
+
+    def program(rank: Rank) -> None:
+        for _ in range(_STEPS):
+            for layer in range(_LAYERS):
+                kernels(rank, 1, 200, "product", 10 + layer)
+                reduce = partial(rank.all_reduce, 150, 1 << 22, is_async=False)
+                rank.operator("c10d::allreduce_", reduce, [10 + layer], [10 + layer])
+                reads = [10 + layer] if is_needed_at_once else [_OTHER]
+                for _ in range(2):
+                    rank.operator("aten::mm", partial(rank.kernel, 200, "next"), reads, [_OTHER])
+            rank.operator("aten::cat", partial(rank.kernel, 60, "last"), [10 + layer for layer in range(_LAYERS)])
+
+    return program
+
+
+def test_a_result_that_is_needed_later_is_told_by_its_tensors(tmp_path: Path) -> None:
+    (later, at_once, plain) = (
+        examined(blocking(is_needed), tmp_path, has_record=has_record)
+        for is_needed, has_record in ((False, True), (True, True), (False, False))
+    )
+    (diagnosis,) = later.diagnoses
+    assert (diagnosis.finding.cause, diagnosis.is_remark) == (Cause.BLOCKING, False)
+    assert diagnosis.gain.least == diagnosis.gain.most > 0.1
+    assert "first needed by last" in diagnosis.finding.evidence
+    assert at_once.diagnoses == ()
+    assert [one.is_remark for one in plain.diagnoses] == [True]
 
 
 def training(sum_us: float, where: str, *, is_async: bool = True, num: int = 1 << 22) -> Program:

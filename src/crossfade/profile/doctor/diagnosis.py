@@ -265,6 +265,11 @@ def _unknown(view: View, host: Untraced, diagnoses: Sequence[Diagnosis]) -> tupl
                 " record with `crossfade record`, which keeps them"
             )
         )
+    has_tensors = all(trace.record is not None and trace.record.tensors for trace in traced.traces)
+    if not has_tensors and view.share_of(view.lost_us(Reason.TRANSFER)) > REMARK_BELOW:
+        found.append(
+            "what makes the input of collectives and when their results are needed: `crossfade record --with-tensors` keeps it"
+        )
     if traced.program.num_ranks == 1 and any(trace.world_size not in (None, 1) for trace in traced.traces):
         found.append(
             "give the files of all ranks: one rank's collectives contain the time in which it waits for the others"

@@ -13,8 +13,9 @@ from typing import NamedTuple
 from crossfade.profile.doctor.build import Traced
 from crossfade.profile.doctor.losses import Loss, Reason, losses_of
 from crossfade.profile.doctor.program import NOBODY, Program
-from crossfade.profile.traces.events import ActivityKind, Call
+from crossfade.profile.traces.events import Activity, ActivityKind, Call
 from crossfade.profile.traces.steps import MARK
+from crossfade.profile.traces.tensors import Dataflow, dataflow
 
 __all__ = ["Cause", "Finding", "Mark", "Site", "View", "share"]
 
@@ -125,6 +126,29 @@ class View:
             if work.call != NOBODY:
                 launched[work.call].append(number)
         return launched
+
+    @cached_property
+    def made_by(self) -> dict[int, int]:
+        """For each collective what makes its input, where tensors were recorded."""
+        return self._numbers(pair for flow in self._flows for pair in flow.made_by.items())
+
+    @cached_property
+    def needed_by(self) -> dict[int, int]:
+        """For each collective what needs its result first, where tensors were recorded."""
+        return self._numbers(pair for flow in self._flows for pair in flow.needed_by.items())
+
+    @cached_property
+    def _flows(self) -> list[Dataflow]:
+        return [dataflow(trace) for trace in self.traced.traces]
+
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """The number of each activity, by its id."""
+        return {id(activity): number for number, activity in enumerate(self.traced.activities)}
+
+    def _numbers(self, pairs: Iterable[tuple[Activity, Activity]]) -> dict[int, int]:
+        found = ((self.places.get(id(one), NOBODY), self.places.get(id(other), NOBODY)) for one, other in pairs)
+        return {one: other for one, other in found if NOBODY not in (one, other)}
 
     @cached_property
     def before_on_lane(self) -> list[int]:

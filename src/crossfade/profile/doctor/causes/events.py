@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from crossfade.profile.doctor.causes.streams import message_bytes
@@ -13,7 +13,6 @@ from crossfade.profile.doctor.losses import Reason
 from crossfade.profile.doctor.program import NOBODY, Program
 from crossfade.profile.doctor.view import Cause, Finding, View, share
 from crossfade.profile.traces.events import ActivityKind
-from crossfade.profile.traces.tensors import producers
 
 __all__ = ["late_events", "late_sums"]
 
@@ -24,14 +23,7 @@ _SCALARS = 256  # a sum of fewer elements is a norm or a loss, not a gradient
 
 def late_events(view: View) -> Iterator[Finding]:
     """Collectives whose event lies behind other work than what makes their input. Known of records with tensors only."""
-    places = {id(activity): number for number, activity in enumerate(view.traced.activities)}
-    made_by = {
-        places[id(collective)]: places[id(producer)]
-        for trace in view.traced.traces
-        for collective, producer in producers(trace).items()
-        if id(collective) in places and id(producer) in places
-    }
-    found = {number: producer for number, producer in made_by.items() if _is_late(view, number, producer)}
+    found = {number: producer for number, producer in view.made_by.items() if _is_late(view, number, producer)}
     lost = _lost_us(view, found)
     if not found or view.share_of(lost) < _WORTH_A_LOOK:
         return
@@ -74,14 +66,24 @@ def late_sums(view: View) -> Iterator[Finding]:
     needed: dict[int, int] = {}
     for rank in range(view.program.num_ranks):
         spans = backward_spans(view, rank)
+        sums = _Launched(
+            view, [n for n in view.collectives() if view.program.works[n].rank == rank and _is_sum(view, n)]
+        )
         steps = [scope.start_us for scope in view.traced.traces[rank].operators.named("Optimizer.step")]
+        if not spans or not sums.numbers or not steps:
+            continue
+        computing = [
+            n for n, work in enumerate(view.program.works) if work.rank == rank and work.kind is ActivityKind.COMPUTE
+        ]
+        computed = _Launched(view, computing)
+        kernels = _Launched(view, computed.inside(spans))
         for before, step in zip([float("-inf"), *steps], steps, strict=False):
-            place = bisect_left(spans, (step,)) - 1
-            if place >= 0 and spans[place][1] > before:
-                sums = _sums(view, rank, spans[place][1], step)
-                sources = _evenly(view, sums, _backward_kernels(view, rank, spans, before, step))
+            end = spans[bisect_left(spans, (step,)) - 1][1]
+            late = sums.between(end, step)
+            if end > before and sum(message_bytes(view, number) for number in late) >= _LEAST_BYTES:
+                sources = _evenly(view, late, kernels.between(before, step))
                 found.update(sources)
-                needed.update(dict.fromkeys(sources, _first_after(view, rank, step)))
+                needed.update(dict.fromkeys(sources, next(iter(computed.between(step, float("inf"))), NOBODY)))
     lost = _lost_us(view, found)
     if not found or view.share_of(lost) < _WORTH_A_LOOK:
         return
@@ -115,32 +117,27 @@ def late_sums(view: View) -> Iterator[Finding]:
     )
 
 
-def _sums(view: View, rank: int, begin_us: float, end_us: float) -> list[int]:
-    """The sums of gradients that a rank launches in a part of its trace; none where they are too small to be gradients."""
-    found = []
-    for number in view.collectives():
-        work, message = view.program.works[number], view.traced.activities[number].message
-        if work.rank != rank or work.call == NOBODY or message is None or message.num_in < _SCALARS:
-            continue
-        is_sum = "reduce" in message.collective and begin_us <= view.traced.calls[work.call].start_us < end_us
-        if is_sum:
-            found.append(number)
-    return found if sum(message_bytes(view, number) for number in found) >= _LEAST_BYTES else []
+def _is_sum(view: View, number: int) -> bool:
+    message = view.traced.activities[number].message
+    return message is not None and "reduce" in message.collective and message.num_in >= _SCALARS
 
 
-def _backward_kernels(
-    view: View, rank: int, spans: Sequence[tuple[float, float]], begin_us: float, end_us: float
-) -> list[int]:
-    starts = [start for start, _ in spans]
-    kernels = []
-    for number, work in enumerate(view.program.works):
-        if work.rank != rank or work.call == NOBODY or work.kind is not ActivityKind.COMPUTE:
-            continue
-        time = view.traced.calls[work.call].start_us
-        place = bisect_right(starts, time) - 1
-        if begin_us <= time < end_us and place >= 0 and time <= spans[place][1]:
-            kernels.append(number)
-    return kernels
+class _Launched:
+    """Works of one rank in the order of their launches, to find those of a part of its trace."""
+
+    def __init__(self, view: View, numbers: Iterable[int]) -> None:
+        calls = [(n, view.program.works[n].call) for n in numbers]
+        pairs = sorted((view.traced.calls[call].start_us, n) for n, call in calls if call != NOBODY)
+        self._times = [time for time, _ in pairs]
+        self.numbers = [n for _, n in pairs]
+
+    def between(self, begin_us: float, end_us: float) -> list[int]:
+        """Those launched in a part of the trace."""
+        return self.numbers[bisect_left(self._times, begin_us) : bisect_left(self._times, end_us)]
+
+    def inside(self, spans: Sequence[tuple[float, float]]) -> list[int]:
+        """Those launched in one of several parts."""
+        return [number for begin, end in spans for number in self.between(begin, end)]
 
 
 def _evenly(view: View, sums: Sequence[int], kernels: Sequence[int]) -> dict[int, int]:

@@ -72,12 +72,11 @@ def default_stream(view: View) -> Iterator[Finding]:
     The default stream may need what the other one makes, and then it has to wait; that the other one waits for it is more seldom
     meant. So its own waits stay in what is likely.
     """
-    places = {id(activity): number for number, activity in enumerate(view.traced.activities)}
     edges = {
-        (places[id(target)], places[id(source)])
+        (view.places[id(target)], view.places[id(source)])
         for waits in view.traced.waits
         for target, source in waits.implicit
-        if id(target) in places and id(source) in places
+        if id(target) in view.places and id(source) in view.places
     }
     if not edges:
         return

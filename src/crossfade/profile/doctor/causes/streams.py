@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -74,31 +75,34 @@ def blocking(view: View) -> Iterator[Finding]:
     lost /= view.program.num_ranks
     if not found or view.share_of(lost) < _WORTH_A_LOOK:
         return
-    at_end = {number: _first_of_next_step(view, number) for number in found}
+    is_known = all(number in view.needed_by or number in view.made_by for number in found)
+    latest = {number: view.needed_by.get(number, _first_of_next_step(view, number)) for number in found}
     gradients = [number for number in found if is_of_backward(view, number)]
     after_next = _after_next_collective(view, gradients)
+    when = "The trace does not say when their results are needed: if at once, nothing is won; if at the end of the step, the most"
+    if is_known:
+        readers = [
+            view.traced.activities[view.needed_by[n]].name.split("(")[0][:60] for n in found if n in view.needed_by
+        ]
+        when = f"Their results are first needed by {Counter(readers).most_common(1)[0][0] if readers else 'nothing in the trace'}"
+    elif len(gradients) == len(found):
+        when = "They are launched by the backward pass, and gradients are needed at its end only"
     num = len(found) / view.program.num_steps / view.program.num_ranks
     yield Finding(
         Cause.BLOCKING,
         "collectives block the stream that computes",
         f"{num:.3g} collectives a step ({view.name_of(found[0])}, ...) run with nothing beside them for"
         f" {share(view.share_of(lost))} of the"
-        " time: they are on the computing stream, or are waited for as soon as they are launched. "
-        + (
-            "They are launched by the backward pass, and gradients are needed at its end only"
-            if len(gradients) == len(found)
-            else "The trace does not say when their results are needed: if at once, nothing is won; if only at the end of the step,"
-            " the most"
-        ),
+        f" time: they are on the computing stream, or are waited for as soon as they are launched. {when}",
         view.sites({view.program.works[number].call for number in found} - {NOBODY}),
         "launch with async_op=True, and wait just before the result is used; where it is needed at once,"
         " interleave two halves of the"
         " batch, or fuse the collective with the product before it (crossfade.ops)",
         "work = dist.all_reduce(x, async_op=True)\n...                 # computation that does not need x\nwork.wait()",
         view.work_marks(found, "blocks"),
-        partial(beside_their_callers, works=found, until=at_end.__getitem__),
-        is_at_most=True,
-        likely=partial(beside_their_callers, works=gradients, until=after_next.__getitem__),
+        partial(beside_their_callers, works=found, until=latest.__getitem__),
+        is_at_most=not is_known,
+        likely=None if is_known else partial(beside_their_callers, works=gradients, until=after_next.__getitem__),
     )
 
 
