@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -60,6 +61,15 @@ class Traced:
     waits: Sequence[Waits]
     step_ends_us: Sequence[float]
     num_steps_left_out: int
+
+    @cached_property
+    def moves_from_us(self) -> dict[int, float]:
+        """When each meeting's last rank started."""
+        moves: dict[int, float] = {}
+        for number, work in enumerate(self.program.works):
+            if work.meeting != NOBODY:
+                moves[work.meeting] = max(moves.get(work.meeting, 0.0), self.starts_us[number])
+        return moves
 
 
 def build(traces: Sequence[RankTrace]) -> Traced:

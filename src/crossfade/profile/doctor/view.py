@@ -19,6 +19,7 @@ from crossfade.profile.traces.tensors import Dataflow, dataflow
 
 __all__ = ["Cause", "Finding", "Mark", "Site", "View", "share"]
 
+_WORTH_A_LOOK = 0.01  # of the steps' time
 _MOST_MARKS = 40
 _OURS = "crossfade "  # marks of this library begin so
 _FRAME = re.compile(r"^(?P<file>.+?)\((?P<line>\d+)\): (?P<function>.+)$")
@@ -150,16 +151,6 @@ class View:
         found = ((self.places.get(id(one), NOBODY), self.places.get(id(other), NOBODY)) for one, other in pairs)
         return {one: other for one, other in found if NOBODY not in (one, other)}
 
-    @cached_property
-    def before_on_lane(self) -> list[int]:
-        """For each work, the one before it on its lane; `NOBODY` for the first."""
-        last: dict[int, int] = {}
-        before = []
-        for number, work in enumerate(self.program.works):
-            before.append(last.get(work.lane, NOBODY))
-            last[work.lane] = number
-        return before
-
     def lost_us(self, *reasons: Reason) -> float:
         """How much is lost for these reasons, on the rank that loses most."""
         by_rank: Counter[int] = Counter()
@@ -171,6 +162,23 @@ class View:
     def share_of(self, length_us: float) -> float:
         """A time as a share of the steps' time."""
         return length_us / self.length_us if self.length_us else 0.0
+
+    def exposed_us(self, works: Iterable[int]) -> float:
+        """For how long nothing computes because of these collectives, on the mean of the ranks."""
+        wanted = set(works)
+        reasons = (Reason.TRANSFER, Reason.PEER)
+        return (
+            sum(loss.length_us for loss in self.losses if loss.work in wanted and loss.reason in reasons)
+            / self.program.num_ranks
+        )
+
+    def is_worth_a_look(self, length_us: float) -> bool:
+        """Whether that much time is a hundredth of the steps."""
+        return self.share_of(length_us) >= _WORTH_A_LOOK
+
+    def a_step(self, num: float) -> float:
+        """How much of a number that counts all ranks and steps one rank has in a step."""
+        return num / self.program.num_steps / self.program.num_ranks
 
     def collectives(self) -> Iterable[int]:
         """All works that communicate."""
@@ -221,6 +229,10 @@ class View:
         """Where calls were made, the most frequent places first."""
         found = Counter(str(self.site(self.program.calls[n].rank, self.traced.calls[n])) for n in calls)
         return "; ".join(f"{site} ({num} x)" if num > 1 else site for site, num in found.most_common(most))
+
+    def work_sites(self, works: Iterable[int]) -> str:
+        """The same of the calls that launch works."""
+        return self.sites({self.program.works[number].call for number in works} - {NOBODY})
 
     def by_site(self, calls: Iterable[int]) -> dict[Site, list[int]]:
         """Calls by where they were made."""

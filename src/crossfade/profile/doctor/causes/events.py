@@ -9,14 +9,12 @@ from functools import partial
 from crossfade.profile.doctor.causes.streams import message_bytes
 from crossfade.profile.doctor.causes.training import backward_spans
 from crossfade.profile.doctor.changes import behind, beside_their_callers
-from crossfade.profile.doctor.losses import Reason
 from crossfade.profile.doctor.program import NOBODY, Program
 from crossfade.profile.doctor.view import Cause, Finding, View, share
 from crossfade.profile.traces.events import ActivityKind
 
 __all__ = ["late_events", "late_sums"]
 
-_WORTH_A_LOOK = 0.01
 _LEAST_BYTES = 1 << 20  # of a step's gradients
 _SCALARS = 256  # a sum of fewer elements is a norm or a loss, not a gradient
 
@@ -24,17 +22,17 @@ _SCALARS = 256  # a sum of fewer elements is a norm or a loss, not a gradient
 def late_events(view: View) -> Iterator[Finding]:
     """Collectives whose event lies behind other work than what makes their input. Known of records with tensors only."""
     found = {number: producer for number, producer in view.made_by.items() if _is_late(view, number, producer)}
-    lost = _lost_us(view, found)
-    if not found or view.share_of(lost) < _WORTH_A_LOOK:
+    lost = view.exposed_us(found)
+    if not found or not view.is_worth_a_look(lost):
         return
     first = next(iter(found))
     yield Finding(
         Cause.LATE_EVENT,
         f"{view.name_of(first)} waits for computation that does not make its input: its event is recorded too late",
-        f"{len(found) / view.program.num_steps / view.program.num_ranks:.3g} collectives a step wait for later work than"
+        f"{view.a_step(len(found)):.3g} collectives a step wait for later work than"
         f" {view.traced.activities[found[first]].name.split('(')[0][:60]} which makes what is sent; computation waits"
         f" for them for {share(view.share_of(lost))} of the time",
-        view.sites({view.program.works[number].call for number in found} - {NOBODY}),
+        view.work_sites(found),
         "launch each collective right behind what makes its input, or record an event there and let its stream wait for that",
         "ready = torch.cuda.Event()\nready.record()                       # right behind what makes x\n"
         "...\nside.wait_event(ready)               # instead of side.wait_stream(...)\n"
@@ -48,13 +46,6 @@ def _is_late(view: View, number: int, producer: int) -> bool:
     """Whether a collective waits for later work of its producer's stream than the producer."""
     works = view.program.works
     return any(wait.work > producer and works[wait.work].lane == works[producer].lane for wait in works[number].after)
-
-
-def _lost_us(view: View, works: dict[int, int]) -> float:
-    lost = sum(
-        loss.length_us for loss in view.losses if loss.reason in (Reason.TRANSFER, Reason.PEER) and loss.work in works
-    )
-    return lost / view.program.num_ranks
 
 
 def late_sums(view: View) -> Iterator[Finding]:
@@ -84,8 +75,8 @@ def late_sums(view: View) -> Iterator[Finding]:
                 sources = _evenly(view, late, kernels.between(before, step))
                 found.update(sources)
                 needed.update(dict.fromkeys(sources, next(iter(computed.between(step, float("inf"))), NOBODY)))
-    lost = _lost_us(view, found)
-    if not found or view.share_of(lost) < _WORTH_A_LOOK:
+    lost = view.exposed_us(found)
+    if not found or not view.is_worth_a_look(lost):
         return
     on_caller = [
         number
@@ -99,14 +90,14 @@ def late_sums(view: View) -> Iterator[Finding]:
         moved = beside_their_callers(program, on_caller, needed.__getitem__) if on_caller else program
         return behind(moved, found)
 
-    megabytes = sum(message_bytes(view, number) for number in found) / view.program.num_steps / view.program.num_ranks
+    megabytes = view.a_step(sum(message_bytes(view, number) for number in found))
     yield Finding(
         Cause.LATE_EVENT,
         "gradients are summed only when the backward pass is over",
-        f"{len(found) / view.program.num_steps / view.program.num_ranks:.3g} sums with {megabytes / 1e6:.0f} MB a step lie between"
+        f"{view.a_step(len(found)):.3g} sums with {megabytes / 1e6:.0f} MB a step lie between"
         f" the backward pass and the optimizer; computation waits for them for {share(view.share_of(lost))} of the time, and most"
         " gradients are there long before",
-        view.sites({view.program.works[number].call for number in found} - {NOBODY}),
+        view.work_sites(found),
         "sum each gradient as soon as it is there: with DistributedDataParallel, or by hooks",
         "for parameter in model.parameters():\n    parameter.register_post_accumulate_grad_hook(\n"
         "        lambda one: works.append(dist.all_reduce(one.grad, async_op=True)))",
@@ -155,13 +146,3 @@ def _evenly(view: View, sums: Sequence[int], kernels: Sequence[int]) -> dict[int
             done_us += view.program.works[kernels[place]].amount_us
         found[number] = kernels[place]
     return found
-
-
-def _first_after(view: View, rank: int, time_us: float) -> int:
-    """The first computation that a rank launches from a time of its trace on."""
-    for number, works in enumerate(view.launched):
-        if view.program.calls[number].rank == rank and view.traced.calls[number].start_us >= time_us:
-            for work in works:
-                if view.program.works[work].kind is ActivityKind.COMPUTE:
-                    return work
-    return NOBODY

@@ -10,7 +10,6 @@ from itertools import pairwise
 
 from crossfade.profile.doctor.causes.streams import is_of_backward, message_bytes
 from crossfade.profile.doctor.changes import in_pieces, with_scaled_work, without_collectives, without_waits
-from crossfade.profile.doctor.losses import Reason
 from crossfade.profile.doctor.program import NOBODY, Program
 from crossfade.profile.doctor.view import Cause, Finding, View, share
 from crossfade.profile.traces.events import ActivityKind, Message
@@ -19,7 +18,6 @@ from crossfade.profile.traces.roles import Role
 
 __all__ = ["backward_spans", "buckets", "two_backwards", "unused_parameters"]
 
-_WORTH_A_LOOK = 0.01
 _LARGE_BUCKET_BYTES = 40 << 20  # torch's own are 25 MB
 _NUM_PIECES = 8
 _INTEGERS = {"int", "int32", "long", "int64"}
@@ -28,9 +26,8 @@ _INTEGERS = {"int", "int32", "long", "int64"}
 def buckets(view: View) -> Iterator[Finding]:
     """Gradients of DDP that travel in few large buckets, the last one when the backward pass is over."""
     found = [number for number in view.collectives() if _is_large_bucket(view, number)]
-    exposed = [loss for loss in view.losses if loss.reason is Reason.TRANSFER and loss.work in set(found)]
-    lost = sum(loss.length_us for loss in exposed) / view.program.num_ranks
-    if not found or view.share_of(lost) < _WORTH_A_LOOK:
+    lost = view.exposed_us(found)
+    if not found or not view.is_worth_a_look(lost):
         return
     sources = {number: _sources(view, number) for number in found}
     found = [number for number in found if len(sources[number]) == _NUM_PIECES - 1]
@@ -43,9 +40,9 @@ def buckets(view: View) -> Iterator[Finding]:
     yield Finding(
         Cause.BUCKETS,
         f"gradients travel in buckets of up to {megabytes:.0f} MB, which start when most of the backward pass is over",
-        f"{len(found) / view.program.num_steps / view.program.num_ranks:.3g} large buckets a step; computation waits for them for"
+        f"{view.a_step(len(found)):.3g} large buckets a step; computation waits for them for"
         f" {share(view.share_of(lost))} of the time",
-        view.sites({view.program.works[number].call for number in found} - {NOBODY}),
+        view.work_sites(found),
         "use smaller buckets (torch's default is 25 MB), so that gradients travel while the rest of the backward pass computes",
         "DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)",
         view.work_marks(found, "a large bucket"),
@@ -104,7 +101,7 @@ def unused_parameters(view: View) -> Iterator[Finding]:
     yield Finding(
         Cause.UNUSED_PARAMETERS,
         "DDP looks for unused parameters in every step",
-        f"{len(found) / view.program.num_steps / view.program.num_ranks:.3g} all-reduces of integers a step behind the gradients,"
+        f"{view.a_step(len(found)):.3g} all-reduces of integers a step behind the gradients,"
         f" {share(view.share_of(amount))} of the time; the host waits {len(waits) / 2 / view.program.num_steps:.3g} times for the"
         " result, and launches the next step only then",
         "DistributedDataParallel",
@@ -147,17 +144,12 @@ def two_backwards(view: View) -> Iterator[Finding]:
             most = max(most, 1 + len(earlier))
     if not found:
         return
-    lost = sum(
-        loss.length_us
-        for loss in view.losses
-        if loss.reason in (Reason.TRANSFER, Reason.PEER) and loss.work in set(found)
-    )
-    megabytes = sum(message_bytes(view, number) for number in found) / view.program.num_steps / view.program.num_ranks
+    megabytes = view.a_step(sum(message_bytes(view, number) for number in found))
     yield Finding(
         Cause.TWO_BACKWARDS,
         f"DDP sums all gradients in each of {most} backward passes of a step",
         f"{megabytes / 1e6:.0f} MB a step are sums that a later pass makes anew; computation waits for them for"
-        f" {share(view.share_of(lost / view.program.num_ranks))} of the time",
+        f" {share(view.share_of(view.exposed_us(found)))} of the time",
         "the backward passes between two steps of the optimizer",
         "sum in the last pass only: run the others, forward and backward, under no_sync(); or add the losses and call backward()"
         " once",
