@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ __all__ = [
     "small_kernels",
     "sync_each_step",
     "two_streams",
+    "waiting_stream",
 ]
 
 
@@ -191,3 +194,38 @@ def two_streams(sizes: Sizes, has_cause: bool) -> Step:
                 torch.cuda.current_stream().wait_stream(stream)
 
     return step
+
+
+def waiting_stream(sizes: Sizes, has_cause: bool) -> Step:
+    """The next input of each layer is copied from pinned memory beside its products, on a stream that waits for the default stream.
+
+    Some libraries make such streams; without the cause it is one of torch's.
+    """
+    is_gpu = sizes.device.type == "cuda"
+    rows = 32 if sizes.is_small else 4096
+    weights = [torch.randn(sizes.width, sizes.width, device=sizes.device) / sizes.width**0.5 for _ in range(3)]
+    source = torch.randn(rows, sizes.width)
+    source = source.pin_memory() if is_gpu else source
+    targets = [torch.empty(rows, sizes.width, device=sizes.device) for _ in range(2)]
+    stream: Any = None
+    if is_gpu:
+        stream = _stream_that_waits(sizes.device) if has_cause else torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def step() -> None:
+        for number in range(sizes.num_layers):
+            with torch.cuda.stream(stream) if is_gpu else nullcontext():
+                targets[(number + 1) % 2].copy_(source, non_blocking=True)
+            y = targets[number % 2]
+            for weight in weights:
+                y = torch.tanh(y @ weight)
+
+    return step
+
+
+def _stream_that_waits(device: torch.device) -> Any:
+    """A stream of ``cudaStreamCreate``, without cudaStreamNonBlocking."""
+    handle = ctypes.c_ulonglong(0)
+    error = torch.cuda.cudart().cudaStreamCreate(ctypes.addressof(handle))  # type: ignore[no-untyped-call]
+    if int(error):
+        raise RuntimeError(f"cudaStreamCreate failed: {error}")
+    return torch.cuda.ExternalStream(handle.value, device=device)  # type: ignore[no-untyped-call]

@@ -14,6 +14,7 @@ more, or the host cannot launch as fast as they compute.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -28,11 +29,13 @@ __all__ = [
     "blocking_all_reduce",
     "contended",
     "healthy_ddp",
+    "late_sums",
     "one_bucket",
     "slow_rank",
     "small_all_reduces",
     "small_before_large",
     "tensor_parallel",
+    "two_backwards",
     "unused_parameters",
 ]
 
@@ -138,6 +141,49 @@ def one_bucket(sizes: Sizes, has_cause: bool) -> Step:
     model, x = _data_parallel(sizes)
     size = 1 << 14 if has_cause else 25
     return train(nn.parallel.DistributedDataParallel(model, bucket_cap_mb=size), x)
+
+
+def two_backwards(sizes: Sizes, has_cause: bool) -> Step:
+    """A batch in two halves, whose gradients are summed by both backward passes or by the last one only."""
+    model, x = _data_parallel(sizes)
+    parallel = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    first, last = x.chunk(2)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with nullcontext() if has_cause else parallel.no_sync():
+            parallel(first).square().mean().backward()
+        parallel(last).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def late_sums(sizes: Sizes, has_cause: bool) -> Step:
+    """Gradients that are summed when the backward pass is over, or each as soon as it is there; waited for at the end in both."""
+    model, x = _data_parallel(sizes)
+    works: list[Any] = []
+
+    def reduce(parameter: torch.Tensor) -> None:
+        works.append(dist.all_reduce(parameter.grad, async_op=True))
+
+    if not has_cause:
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(reduce)  # type: ignore[no-untyped-call]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        if has_cause:
+            for parameter in model.parameters():
+                reduce(parameter)
+        while works:
+            works.pop().wait()
+        optimizer.step()
+
+    return step
 
 
 def unused_parameters(sizes: Sizes, has_cause: bool) -> Step:

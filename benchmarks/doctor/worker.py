@@ -27,6 +27,7 @@ from benchmarks.doctor.programs import PROGRAMS
 
 _NUM_WARM = 3
 _NUM_TRACED = 4
+_NUM_UNTRACED = 5  # before what `crossfade.record` traces
 
 
 def main() -> None:
@@ -114,7 +115,10 @@ def _record_all(planted: Planted, steps: dict[str, Step], sizes: Sizes, stem: st
     traced = {}
     for name, step in steps.items():
         with tempfile.TemporaryDirectory() as folder:
-            with crossfade.record(folder) as recording:
+            with crossfade.record(folder, untraced_steps=_NUM_UNTRACED) as recording:
+                for _ in range(_NUM_UNTRACED):
+                    step()
+                    recording.step()
                 length = _traced_steps(step, recording.step, sizes, is_alone=planted.num_ranks == 1)
             assert recording.path is not None, "the block is over"
             shutil.copy(recording.path, f"{stem}-{name}.record-{rank}.json.gz")

@@ -67,6 +67,55 @@ def test_a_trace_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert products[0]["tid"] == threading.get_native_id()
 
 
+def test_some_steps_are_timed_before_the_trace(tmp_path: Path) -> None:
+    with crossfade.record(tmp_path, untraced_steps=3) as recording:
+        for number in range(5):
+            gpu_trace.EventRecordCallbacks.fire_callbacks(0xE0 + number, 0x50)
+            time.sleep(0.03 if number < 3 else 0.0)
+            recording.step()
+    assert recording.path is not None
+    trace = contents(recording.path)
+    record = Record.read(trace["crossfade"])
+    assert 30_000 <= record.untraced_us < 300_000
+    assert [entry.event for entry in record.entries] == [0xE3, 0xE4]
+    assert trace["crossfade"]["num_steps"] == 2
+
+
+def test_what_operators_read_and_write(tmp_path: Path) -> None:
+    with crossfade.record(tmp_path, with_tensors=True) as recording:
+        a = torch.ones(8, 8)
+        b = a.t() @ a
+        a.add_(b)
+    assert recording.path is not None
+    trace = contents(recording.path)
+    uses = {use.operator: use for use in Record.read(trace["crossfade"]).tensors}
+    names = {
+        event["name"]: event["args"]["Record function id"]
+        for event in trace["traceEvents"]
+        if "aten::" in event["name"]
+    }
+    (made,) = uses[names["aten::ones"]].writes
+    view, product, added = (uses[names[f"aten::{name}"]] for name in ("t", "mm", "add_"))
+    assert (list(view.reads), list(view.writes)) == ([made], [made]), "a view is of the same storage"
+    assert made in product.reads
+    assert set(added.reads) == {made, *product.writes}
+    assert list(added.writes) == [made]
+
+
+def test_a_block_without_a_traced_step(tmp_path: Path) -> None:
+    recording = crossfade.record(tmp_path, untraced_steps=3)
+
+    def two_steps() -> None:
+        with recording:
+            for _ in range(2):
+                recording.step()
+
+    with pytest.raises(crossfade.TraceError, match=r"after 2 steps, and 3 were not to be traced.*\nhint: "):
+        two_steps()
+    assert recording.path is None
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_doctor_says_that_there_is_no_gpu(tmp_path: Path) -> None:
     with crossfade.record(tmp_path):
         torch.ones(8) @ torch.ones(8, 8)
@@ -212,12 +261,13 @@ def test_some_steps_of_a_script(tmp_path: Path) -> None:
     assert sum(name.startswith("Optimizer.step") for name in names) == 3
     assert sum(name.startswith("ProfilerStep#") for name in names) == 3
     assert (trace["crossfade"]["rank"], trace["crossfade"]["world_size"]) == (3, 4)
+    assert trace["crossfade"]["untraced_us"] > 0.0, "the last of the steps that are skipped are timed"
 
 
 def test_a_script_that_fails_or_ends_early(tmp_path: Path) -> None:
-    code, _, err = run(tmp_path, "--skip", "20", "9", "0")
+    code, _, err = run(tmp_path, "--skip", "12", "9", "0")
     assert code == 2
-    assert "ended after 9 steps of an optimizer, and 20 were to be skipped" in err
+    assert "ended after 9 steps of an optimizer, and 12 were to be skipped" in err
     code, _, _ = run(tmp_path, "2", "7")
     assert code == 7
     assert (tmp_path / "out" / "rank3.json.gz").exists(), "what was recorded until then"

@@ -83,3 +83,25 @@ def test_recording_ends(tmp_path: Path) -> None:
     assert first.record is not None
     assert second.record is not None
     assert len(first.record.entries) == len(second.record.entries)
+
+
+def test_steps_before_the_trace_and_tensors(tmp_path: Path) -> None:
+    x = torch.randn(2048, 2048, device="cuda")
+
+    def step() -> None:
+        for _ in range(8):
+            (x @ x).tanh_()
+
+    step()
+    with crossfade.record(tmp_path, untraced_steps=4, with_tensors=True) as recording:
+        for _ in range(9):
+            step()
+            recording.step()
+    assert recording.path is not None
+    trace = read_trace(recording.path)
+    assert trace.record is not None
+    report = diagnose([trace])
+    assert 0.0 < trace.record.untraced_us < 1.2 * report.step_us
+    assert report.untraced.measured_us == trace.record.untraced_us
+    known = [use for use in trace.record.tensors if use.operator in trace.numbered]
+    assert len(known) >= 5 * 8 * 2, "each product and each tanh has its operator in the trace"

@@ -7,10 +7,10 @@ what the doctor has to predict from the trace with the cause.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from crossfade.profile.traces.roles import Role
 
@@ -24,6 +24,7 @@ _RETURN_US = 6.0
 _NUM_SMS = 132
 _CALLER, _GROUP = 7, 20
 _HANDLES = 0xF000  # of streams
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -49,11 +50,13 @@ class Rank:
         self._num_calls = 0
         self._num_collectives = 0
         self.entries: list[tuple[int, int, int, int, int]] = []  # as `crossfade.record` keeps them
+        self.tensors: list[tuple[int, list[int], list[int]]] = []  # likewise
         self._num_events = 0
+        self.blocking: set[int] = set()  # streams that wait for the default stream, and it for them
 
     def python(self, length_us: float) -> None:
         """The host does something else."""
-        self._now += length_us * self._machine.host_share
+        self._now += length_us
 
     def kernel(self, length_us: float, name: str = "gemm", num_blocks: int = 264) -> float:
         """Launches a kernel on the current stream; returns when it ends."""
@@ -146,11 +149,19 @@ class Rank:
         self._entry(Role.WAIT_EVENT, event, self.stream)
         self._hold(self._gpu.free_us.get(other, 0.0))
 
-    def scope(self, name: str, body: Callable[[], None]) -> None:
+    def scope(self, name: str, body: Callable[[], object]) -> None:
         """An operator around what ``body`` does."""
         begin = self._now
         body()
         self._scope("cpu_op", name, begin, self._now)
+
+    def operator(self, name: str, body: Callable[[], _T], reads: Sequence[int] = (), writes: Sequence[int] = ()) -> _T:
+        """The same, with the storages that the operator reads and writes."""
+        begin = self._now
+        result = body()
+        self.tensors.append((len(self.tensors) + 1, list(reads), list(writes)))
+        self._scope("cpu_op", name, begin, self._now, {"Record function id": len(self.tensors)})
+        return result
 
     def _wait_for(self, end_us: float, group: str, event: int) -> None:
         begin = self._now
@@ -178,6 +189,9 @@ class Rank:
         free = self._gpu.free_us.get(self.stream, 0.0) + _LANE_LAG_US
         held = self._held.pop(self.stream, 0.0) + _EVENT_LAG_US
         start = max(launched_us + _LAUNCH_LAG_US, free, held)
+        if self.stream in self.blocking or self.stream == _CALLER:
+            others = {_CALLER} if self.stream in self.blocking else self.blocking
+            start = max(start, *(self._gpu.free_us.get(other, 0.0) + _LANE_LAG_US for other in (*others, self.stream)))
         if self._machine.environment.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
             start = max(start, self._gpu.latest_us)  # one queue: behind all that was launched before
         self._gpu.latest_us = start
@@ -188,7 +202,7 @@ class Rank:
         category = "cuda_driver" if name.startswith("cu") and not name.startswith("cuda") else "cuda_runtime"
         call = self._event(category, name, self._now, length_us, 100 + self.number, self.thread)
         call["args"] = {"correlation": self._num_calls}
-        self._now += length_us * self._machine.host_share + 1.0
+        self._now += length_us + 1.0 + self._machine.profiler_us
         return call
 
     def _return(self, call: dict[str, Any], end_us: float) -> None:
@@ -208,6 +222,7 @@ class Rank:
         self, category: str, name: str, start_us: float, end_us: float, args: dict[str, Any] | None = None
     ) -> None:
         self._event(category, name, start_us, end_us - start_us, 100 + self.number, self.thread)["args"] = args or {}
+        self._now += self._machine.profiler_us
 
     def _event(self, category: str, name: str, ts: float, dur: float, pid: int, tid: int) -> dict[str, Any]:
         event = {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur}
@@ -218,22 +233,26 @@ class Rank:
 class Machine:
     """Runs a program on all ranks until the times at which they meet no longer change.
 
-    ``has_record``: traces have what `crossfade.record` adds.
+    ``has_record``: traces have what `crossfade.record` adds, with ``untraced_us`` as the length of a step that was not traced.
     """
 
     def __init__(
         self,
         program: Callable[[Rank], None],
         num_ranks: int = 1,
-        host_share: float = 1.0,
         *,
+        profiler_us: float = 2.5,
         has_record: bool = False,
         environment: dict[str, str] | None = None,
+        untraced_us: float = 0.0,
     ) -> None:
+        self.untraced_us = untraced_us
         self.has_record = has_record
         self.environment = environment or {}
         self.num_ranks = num_ranks
-        self.host_share = host_share  # of the traced host's time
+        self.profiler_us = (
+            profiler_us  # what the profiler needs for each call and operator; 0 in a program that is not traced
+        )
         self._starts: dict[int, dict[int, float]] = {}
         for _ in range(60):
             before = {number: dict(starts) for number, starts in self._starts.items()}
@@ -273,6 +292,8 @@ class Machine:
                     "calls": rank.entries,
                     "streams": streams,
                     "environment": self.environment,
+                    "untraced_us": self.untraced_us,
+                    "tensors": rank.tensors,
                 }
             path.write_text(json.dumps(trace))
             paths.append(path)

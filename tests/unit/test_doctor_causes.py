@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from crossfade.profile.doctor.diagnosis import UNTRACED_HOST, UNTRACED_LAUNCHES, Report, diagnose
+from crossfade.profile.doctor.diagnosis import Report, diagnose
+from crossfade.profile.doctor.view import Cause
 from crossfade.profile.traces.reader import read_traces
 from tests.helpers.gpu_traces import Machine, Rank
 
@@ -37,7 +39,7 @@ def products(rank: Rank, num: int = 3, length_us: float = 220.0) -> None:
 
 def item_each_layer(rank: Rank, has_cause: bool) -> None:
     def layer(rank: Rank, _: int) -> None:
-        products(rank, 6, 25)
+        products(rank, 6, 45)
         rank.python(120)
         if has_cause:
             rank.item()
@@ -208,6 +210,42 @@ def two_streams(rank: Rank, has_cause: bool) -> None:
     steps(layer, end)(rank)
 
 
+def two_backwards(rank: Rank, has_cause: bool, sum_us: float = 700) -> None:
+    """Two halves of a batch under DDP; without the cause the first one's gradients are kept."""
+
+    def half(is_summed: bool) -> None:
+        rank.scope("DistributedDataParallel.forward", lambda: products(rank, 3))
+        rank.thread = 2
+        waits: list[Callable[[], None]] = []
+        for number in range(_LAYERS):
+            rank.scope("autograd::engine::evaluate_function: MmBackward0", lambda: products(rank, 2, 150))
+            if is_summed and number % 2:
+                reduce = partial(rank.all_reduce, sum_us, 1 << 23)
+                rank.scope("autograd::engine::evaluate_function: A", lambda reduce=reduce: waits.append(reduce()))  # type: ignore[misc]
+        for wait in waits:
+            wait()
+            rank.kernel(3, "copy_bucket_to_grad")
+        rank.thread = 1
+
+    for _ in range(_STEPS):
+        for number in range(2):
+            half(has_cause or number == 1)
+        rank.scope("Optimizer.step#SGD.step", lambda: rank.kernel(60, "optimizer"))
+
+
+def blocking_stream(rank: Rank, has_cause: bool, copy_us: float = 150) -> None:
+    """The next batch is copied from pinned memory, on a stream of a library's."""
+    rank.blocking = {15} if has_cause else set()
+
+    def layer(rank: Rank, _: int) -> None:
+        rank.stream = 15
+        rank.copy(copy_us, int(copy_us * 5e4), is_pageable=False)
+        rank.stream = 7
+        products(rank, 3, 120)
+
+    steps(layer)(rank)
+
+
 PLANTED: list[tuple[str, Program, int, float]] = [  # cause, program, ranks, how far the predicted gain may be off
     ("implicit_synchronisation", item_each_layer, 1, 0.10),
     ("pageable_copy", pageable_each_layer, 1, 0.05),
@@ -222,6 +260,8 @@ PLANTED: list[tuple[str, Program, int, float]] = [  # cause, program, ranks, how
     ("small_messages", small_messages, 2, 0.15),
     ("implicit_synchronisation", two_streams, 1, 0.10),
     ("launch_order", batches_in_sequence, 2, 0.15),  # this machine knows no contention
+    ("two_backwards", two_backwards, 2, 0.05),
+    ("default_stream", blocking_stream, 1, 0.05),
 ]
 
 
@@ -237,11 +277,8 @@ def test_the_cause_comes_first_with_its_gain(
     cause: str, program: Program, num_ranks: int, tolerance: float, tmp_path: Path
 ) -> None:
     report = examined(program, num_ranks, tmp_path, has_cause=True)
-    share = (
-        UNTRACED_LAUNCHES if cause == "launch_bound" else UNTRACED_HOST
-    )  # the gain is that of a program without a profiler
     length_us, fixed_us = (
-        Machine(lambda rank, has=has: program(rank, has), num_ranks, share).length_us  # type: ignore[misc]
+        Machine(lambda rank, has=has: program(rank, has), num_ranks, profiler_us=0.0).length_us  # type: ignore[misc]
         for has in (True, False)
     )
     gain = 1 - fixed_us / length_us
@@ -273,3 +310,33 @@ def test_the_replay_without_change_is_the_trace(
     report = examined(program, num_ranks, tmp_path, has_cause=True)
     assert report.error < 0.01
     assert report.traced.program.num_steps >= _STEPS - 2
+
+
+def test_sums_that_are_hidden_cost_nothing(tmp_path: Path) -> None:
+    """The same sums in both backward passes, each behind the computation after it."""
+    machine = Machine(lambda rank: two_backwards(rank, True, 25), 2)
+    report = diagnose(read_traces(machine.save(tmp_path)))
+    assert [one.finding.cause for one in report.diagnoses if not one.is_remark] == []
+
+
+def test_short_waits_for_the_default_stream_cost_nothing(tmp_path: Path) -> None:
+    machine = Machine(lambda rank: blocking_stream(rank, True, 8))
+    report = diagnose(read_traces(machine.save(tmp_path)))
+    (found,) = report.diagnoses
+    assert found.finding.cause == Cause.DEFAULT_STREAM
+    assert found.is_remark
+
+
+def test_streams_that_events_order_do_not_wait_for_the_default_stream(tmp_path: Path) -> None:
+    """Copies and products in turns, each of which waits for the other stream's event: the two never run at once either."""
+
+    def layer(rank: Rank, _: int) -> None:
+        rank.stream = 15
+        rank.wait_stream(7)
+        rank.copy(150, 1 << 22, is_pageable=False)
+        rank.stream = 7
+        rank.wait_stream(15)
+        products(rank, 3, 120)
+
+    report = diagnose(read_traces(Machine(steps(layer)).save(tmp_path)))
+    assert Cause.DEFAULT_STREAM not in [one.finding.cause for one in report.diagnoses]

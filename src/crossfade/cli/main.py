@@ -226,12 +226,23 @@ def record(
     skip: Annotated[int, typer.Option(min=0, help="Begin after so many steps of an optimizer.")] = 0,
     steps: Annotated[int, typer.Option(min=0, help="End after so many more; 0: with the script.")] = 0,
     with_stack: Annotated[bool, typer.Option("--with-stack", help="Keep the lines; slower.")] = False,
+    with_tensors: Annotated[
+        bool, typer.Option("--with-tensors", help="Keep what makes the input of collectives; slower.")
+    ] = False,
 ) -> None:
     """Runs a script and records a trace of it for the doctor. With torchrun: torchrun ... -m crossfade record SCRIPT."""
     with _command():
         from crossfade.cli.record import record_script
 
-        record_script(script, arguments or [], output, num_skipped=skip, num_steps=steps, with_stack=with_stack)
+        record_script(
+            script,
+            arguments or [],
+            output,
+            num_skipped=skip,
+            num_steps=steps,
+            with_stack=with_stack,
+            with_tensors=with_tensors,
+        )
 
 
 @app.command()

@@ -5,17 +5,26 @@ from __future__ import annotations
 import runpy
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import crossfade
 from crossfade.cli.exits import UsersMistake
-from crossfade.errors import MissingDependency
+from crossfade.errors import MissingDependency, TraceError
+
+_MOST_UNTRACED = 5  # of the steps that are skipped, the last ones are timed
 
 
 def record_script(
-    script: Path, arguments: Sequence[str], folder: Path, *, num_skipped: int, num_steps: int, with_stack: bool
+    script: Path,
+    arguments: Sequence[str],
+    folder: Path,
+    *,
+    num_skipped: int,
+    num_steps: int,
+    with_stack: bool,
+    with_tensors: bool,
 ) -> None:
     """Runs a script as ``python SCRIPT ARGS`` does, and says where its trace is.
 
@@ -27,7 +36,9 @@ def record_script(
         from torch.optim.optimizer import register_optimizer_step_post_hook
     except ImportError:
         raise MissingDependency("torch", extra="torch", needed_for="crossfade record") from None
-    window = _Window(crossfade.record(folder, with_stack=with_stack), num_skipped, num_steps)
+    num_untraced = min(max(num_skipped - 1, 0), _MOST_UNTRACED)
+    recording = crossfade.record(folder, with_stack=with_stack, with_tensors=with_tensors, untraced_steps=num_untraced)
+    window = _Window(recording, num_skipped, num_steps, num_untraced)
     handle = register_optimizer_step_post_hook(window.step)
     before = sys.argv, list(sys.path)
     sys.argv, sys.path[0] = [str(script), *arguments], str(script.parent)
@@ -51,27 +62,28 @@ def record_script(
 class _Window:
     """The part of a script that is recorded: from one step of an optimizer to another, or up to the end."""
 
-    def __init__(self, recording: crossfade.Recording, num_skipped: int, num_steps: int) -> None:
+    def __init__(self, recording: crossfade.Recording, num_skipped: int, num_steps: int, num_untraced: int) -> None:
         self.recording = recording
         self.num_seen = 0
-        self._num_skipped = num_skipped
+        self._first = num_skipped - num_untraced
         self._last = num_skipped + num_steps if num_steps else 0
         self._open = ExitStack()
 
     def __enter__(self) -> _Window:
-        if not self._num_skipped:
+        if not self._first:
             self._open.enter_context(self.recording)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._open.close()
+        with suppress(TraceError):  # the script ended before the trace began
+            self._open.close()
 
     def step(self, *_: Any) -> None:
         """An optimizer has made a step."""
         self.num_seen += 1
-        if self.num_seen == self._num_skipped:
+        if self.num_seen == self._first:
             self._open.enter_context(self.recording)
         elif self.num_seen == self._last:
             self._open.close()
-        elif self.num_seen > self._num_skipped and (not self._last or self.num_seen < self._last):
+        elif self.num_seen > self._first and (not self._last or self.num_seen < self._last):
             self.recording.step()

@@ -7,6 +7,7 @@
     program.py      the program: calls of the host, work on GPUs, and what each waits for
     rates.py        how much works slow each other down; how long each takes alone
     replay.py       the program as it would run
+    untraced.py     the program without the profiler
     losses.py       where a GPU computes nothing, and what held back what came next
     view.py         what a search for causes looks at
     causes/         each cause: its evidence, and the change that its fix makes

@@ -5,7 +5,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
+
+import numpy as np
 
 from crossfade.errors import TraceError
 from crossfade.profile.doctor.program import NOBODY, HostCall, Program, Rates, Wait, Work
@@ -58,6 +61,15 @@ class Traced:
     waits: Sequence[Waits]
     step_ends_us: Sequence[float]
     num_steps_left_out: int
+
+    @cached_property
+    def moves_from_us(self) -> dict[int, float]:
+        """When each meeting's last rank started."""
+        moves: dict[int, float] = {}
+        for number, work in enumerate(self.program.works):
+            if work.meeting != NOBODY:
+                moves[work.meeting] = max(moves.get(work.meeting, 0.0), self.starts_us[number])
+        return moves
 
 
 def build(traces: Sequence[RankTrace]) -> Traced:
@@ -189,7 +201,10 @@ class _Builder:
         found = []
         for rank, order in enumerate(self._orders):
             returns = self._waits[rank].returns
-            for call, before in zip(order.calls, order.before, strict=True):
+            events = np.searchsorted(
+                self._traces[rank].host_events_us, [call.start_us for call in order.calls], side="right"
+            )
+            for place, (call, before) in enumerate(zip(order.calls, order.before, strict=True)):
                 if id(call) not in self._call_place:
                     continue
                 after = self._call_place.get(id(order.calls[before]), NOBODY) if before >= 0 else NOBODY
@@ -201,7 +216,8 @@ class _Builder:
                 elif waits:
                     own = max(call.end_us - max(call.start_us, *(one.end_us for one in returns[call])), 0.0)
                 gap = max(call.start_us - ended, 0.0)
-                found.append(HostCall(rank, after, gap, own, waits, self._step_at(rank, call.start_us)))
+                num_events = 1 if after == NOBODY else max(int(events[place] - events[before]), 1)
+                found.append(HostCall(rank, after, gap, own, waits, self._step_at(rank, call.start_us), num_events))
         return found
 
     def _return(self, call: Call, activity: Activity) -> Wait:

@@ -13,17 +13,20 @@ from crossfade.profile.traces.waits import EVENT_LAG_US
 
 __all__ = [
     "balanced",
+    "behind",
     "beside_their_callers",
     "in_pieces",
     "in_turns",
     "merged_into_firsts",
-    "with_faster_host",
     "with_free_launches",
     "with_scaled_work",
     "without_calls",
+    "without_collectives",
     "without_contention",
+    "without_edges",
     "without_lateness",
     "without_order",
+    "without_profiler",
     "without_waits",
 ]
 
@@ -51,6 +54,32 @@ def without_calls(program: Program, calls: Iterable[int]) -> Program:
     return program.with_calls(changed).with_works(works)
 
 
+def without_edges(program: Program, edges: Collection[tuple[int, int]]) -> Program:
+    """The first work of each pair does not wait for the second one."""
+    changed = {}
+    for number in {target for target, _ in edges}:
+        work = program.works[number]
+        changed[number] = work._replace(after=tuple(wait for wait in work.after if (number, wait.work) not in edges))
+    return program.with_works(changed)
+
+
+def behind(program: Program, sources: Mapping[int, int]) -> Program:
+    """Each of these works is launched right behind another work, and waits for that alone."""
+    changed = {}
+    for number, source in sources.items():
+        work, call = program.works[number], program.works[source].call
+        after = (Wait(source, EVENT_LAG_US),) if work.lane != program.works[source].lane else ()
+        changed[number] = work._replace(
+            after=after, call=work.call if call == NOBODY else call, launch_lag_us=LAUNCH_LAG_US
+        )
+    return program.with_works(changed)
+
+
+def without_collectives(program: Program, works: Iterable[int]) -> Program:
+    """These collectives are not made: their ranks neither meet nor move anything."""
+    return program.with_works({n: program.works[n]._replace(amount_us=0.0, meeting=NOBODY) for n in works})
+
+
 def with_scaled_work(program: Program, amounts_us: Mapping[int, float]) -> Program:
     """These works take that long alone."""
     return program.with_works({n: program.works[n]._replace(amount_us=amount) for n, amount in amounts_us.items()})
@@ -63,14 +92,16 @@ def with_free_launches(program: Program) -> Program:
     )
 
 
-def with_faster_host(program: Program, share: float) -> Program:
-    """The host takes that share of its time between its calls, and in calls that launch."""
+def without_profiler(program: Program, event_us: float, least: float) -> Program:
+    """The host as nothing records it: each of the profiler's events took it so long. At least that share of its time is its own."""
     launching = {work.call for work in program.works}
-    calls = tuple(
-        call._replace(gap_us=call.gap_us * share, own_us=call.own_us * (share if number in launching else 1.0))
-        for number, call in enumerate(program.calls)
-    )
-    return replace(program, calls=calls)
+    calls = []
+    for number, call in enumerate(program.calls):
+        length_us = call.gap_us + call.own_us * (number in launching)
+        saved_us = min(event_us * call.num_events, (1.0 - least) * length_us)
+        of_gap_us = min(saved_us, call.gap_us)
+        calls.append(call._replace(gap_us=call.gap_us - of_gap_us, own_us=call.own_us - (saved_us - of_gap_us)))
+    return replace(program, calls=tuple(calls))
 
 
 def without_contention(program: Program) -> Program:

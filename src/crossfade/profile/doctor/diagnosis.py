@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from statistics import median
 
 from crossfade.profile.doctor.build import Traced, build
 from crossfade.profile.doctor.causes import CAUSES
-from crossfade.profile.doctor.changes import with_faster_host
 from crossfade.profile.doctor.losses import Reason
 from crossfade.profile.doctor.observed import observed
 from crossfade.profile.doctor.program import Program
-from crossfade.profile.doctor.replay import Replay, WaitsForItself, replay
+from crossfade.profile.doctor.replay import Replay, WaitsForItself, replay, step_lengths
+from crossfade.profile.doctor.untraced import EVENT_US, MOST_EVENT_US, Untraced, untraced
 from crossfade.profile.doctor.view import Cause, Finding, View
 from crossfade.profile.traces.events import RankTrace
 
@@ -26,9 +25,7 @@ _AT_MOST_COUNTS = 0.5  # an upper bound is believed half
 _STEADY = 0.3  # each step must win this part of what the median step wins
 _WORTH_SAYING = 0.01  # of the step; less is no remark either
 _FEW_STEPS = 3
-_A_WHOLE_STEP = 0.3  # of the other steps' length
-UNTRACED_HOST = 0.8  # the host's time without the profiler, of a traced one's: 0.63 to 1.0 was seen beside an H100
-UNTRACED_LAUNCHES = 0.65  # the same of a host that only launches
+_COMPARABLE = 1 / 3  # what wins that part of what launches win at most comes before them
 
 
 @dataclass(frozen=True)
@@ -77,6 +74,7 @@ class Report:
         base: the replay without change.
         error: by which share that replay misses the trace's steps.
         step_us: how long a traced step takes.
+        untraced: the program without the profiler, which is what gains are shares of.
         diagnoses: by what they are likely to win; diagnoses before remarks.
         abstains: why nothing is said of gains; empty where something is.
         observed: what a record tells of the machine, and bears on the gains.
@@ -88,6 +86,7 @@ class Report:
     base: Replay
     error: float
     step_us: float
+    untraced: Untraced
     diagnoses: tuple[Diagnosis, ...]
     abstains: str
     observed: tuple[str, ...]
@@ -104,6 +103,7 @@ def diagnose(traces: Sequence[RankTrace]) -> Report:
     view = View(traced)
     base = replay(traced.program)
     error = _error_of(traced, base)
+    host = untraced(traced)
     abstains = ""
     found: list[Diagnosis] = []
     if error > ABSTAIN_ABOVE:
@@ -112,31 +112,40 @@ def diagnose(traces: Sequence[RankTrace]) -> Report:
             " understood, so nothing is said of what a fix would win"
         )
     else:
-        found = _Scales(traced).weigh([finding for cause in CAUSES for finding in cause(view)])
-    in_order = sorted(found, key=lambda diagnosis: (diagnosis.is_remark, -diagnosis.gain.likely))
-    step_us = median(_lengths(traced.step_ends_us))
-    return Report(traced, view, base, error, step_us, tuple(in_order), abstains, observed(traces), _unknown(view))
+        found = _Scales(traced, host).weigh([finding for cause in CAUSES for finding in cause(view)])
+    step_us = median(step_lengths(traced.step_ends_us))
+    return Report(
+        traced,
+        view,
+        base,
+        error,
+        step_us,
+        host,
+        tuple(sorted(found, key=_place)),
+        abstains,
+        observed(traces),
+        _unknown(view, host, found),
+    )
 
 
-def _lengths(step_ends_us: Sequence[float]) -> list[float]:
-    """How long steps take, but the first, which has no end before it, and what is left of one at the trace's end."""
-    if len(step_ends_us) < 2:
-        return [max(step_ends_us)]
-    lengths = [later - earlier for earlier, later in pairwise(step_ends_us)]
-    return lengths[:-1] if len(lengths) > 1 and lengths[-1] < _A_WHOLE_STEP * median(lengths[:-1]) else lengths
+def _place(diagnosis: Diagnosis) -> tuple[bool, float]:
+    """Diagnoses before remarks, by gain; launches behind another one that wins a good part of the same time."""
+    is_launch = diagnosis.finding.cause is Cause.LAUNCH
+    return diagnosis.is_remark, -diagnosis.gain.likely * (_COMPARABLE if is_launch else 1.0)
 
 
 def _error_of(traced: Traced, base: Replay) -> float:
-    seen, replayed = _lengths(traced.step_ends_us), _lengths(base.step_ends_us)
+    seen, replayed = step_lengths(traced.step_ends_us), step_lengths(base.step_ends_us)
     return max((abs(there / here - 1.0) for here, there in zip(seen, replayed, strict=False) if here > 0), default=0.0)
 
 
 class _Scales:
     """Weighs findings by replaying the program with each one's change, as it would run without the profiler."""
 
-    def __init__(self, traced: Traced) -> None:
+    def __init__(self, traced: Traced, host: Untraced) -> None:
         self._traced = traced
-        self._start_from(with_faster_host(traced.program, UNTRACED_HOST))
+        self._host = host
+        self._program, self._ends = host.program, host.step_ends_us
 
     def _start_from(self, program: Program) -> None:
         self._program = program
@@ -151,10 +160,23 @@ class _Scales:
         others = self._weigh_all(finding for finding in findings if finding.cause is not Cause.LAUNCH)
         best = max((one for one in others if not one.is_remark), key=lambda one: one.gain.likely, default=None)
         launches = [finding for finding in findings if finding.cause is Cause.LAUNCH]
-        program = with_faster_host(self._traced.program, UNTRACED_LAUNCHES)
-        self._start_from(program if best is None else best.finding.change(program))
-        weighed = [*_without_sums(others), *self._weigh_all(launches)]
+        weighed = [*_without_sums(others), *(self._weigh_launches(one, best) for one in launches)]
         return [one for one in weighed if one.gain.most >= _WORTH_SAYING]
+
+    def _weigh_launches(self, finding: Finding, best: Diagnosis | None) -> Diagnosis:
+        """What faster launches win of a program that has the best other fix, and a host as light as one is known to be."""
+        found = []
+        for program in (self._host.program, self._host.lighter):
+            self._start_from(program if best is None else best.finding.change(program))
+            found.append(self._weigh(finding))
+        usual, light = found
+        gain = replace(usual.gain, likely=min(usual.gain.likely, light.gain.likely))
+        words = [usual.confidence]
+        if not self._host.measured_us:
+            words.append(f"the profiler is taken to need {EVENT_US} to {MOST_EVENT_US} us for each operator and call")
+        if best is not None:
+            words.append("won on top of the best other fix")
+        return replace(usual, gain=gain, is_remark=usual.is_remark or light.is_remark, confidence="; ".join(words))
 
     def _weigh_all(self, findings: Iterable[Finding]) -> list[Diagnosis]:
         """Leaves out a change that cannot be made, such as another order of launches where the host waits in between."""
@@ -173,14 +195,13 @@ class _Scales:
         elif finding.is_at_most and finding.cause is not Cause.LAUNCH:
             likely = most * _AT_MOST_COUNTS
         gain = Gain(0.0 if finding.is_at_most else most, likely, max(most, likely), is_steady)
-        least = REMARK_BELOW * (2 if finding.cause is Cause.LAUNCH else 1)  # the profiler itself makes launches dearer
-        is_remark = likely < least or not is_steady
+        is_remark = likely < REMARK_BELOW or not is_steady
         return Diagnosis(finding, gain, is_remark, _confidence(self._traced, finding, gain), fixed)
 
     def _gain_of(self, fixed: Program) -> tuple[float, bool]:
         """Which share of the median step is won, and whether a good part of it is won in each."""
         ends = replay(fixed).step_ends_us
-        before, after = _lengths(self._ends), _lengths(ends)
+        before, after = step_lengths(self._ends), step_lengths(ends)
         shares = [1.0 - there / here for here, there in zip(before, after, strict=False) if here > 0]
         if not shares:
             return 0.0, False  # steps that cannot be told apart
@@ -218,9 +239,20 @@ def _confidence(traced: Traced, finding: Finding, gain: Gain) -> str:
     return "; ".join(words) or "computed from this trace alone, in every step"
 
 
-def _unknown(view: View) -> tuple[str, ...]:
+def _unknown(view: View, host: Untraced, diagnoses: Sequence[Diagnosis]) -> tuple[str, ...]:
     found = []
     traced = view.traced
+    launches = max((one.gain.most for one in diagnoses if one.finding.cause is Cause.LAUNCH), default=0.0)
+    if not host.measured_us and launches >= REMARK_BELOW:
+        found.append(
+            "how much of the launching is the profiler's own: `crossfade record --skip 10` and crossfade.record(untraced_steps=5)"
+            " measure steps without it"
+        )
+    elif host.measured_us and abs(host.step_us / host.measured_us - 1.0) > ABSTAIN_ABOVE:
+        found.append(
+            f"why a step without the profiler takes {host.measured_us / 1e3:.3f} ms: less the profiler's time traced ones take"
+            f" {host.step_us / 1e3:.3f} ms, so gains may be off by as much"
+        )
     late = view.lost_us(Reason.LATE)
     if view.share_of(late) > REMARK_BELOW:
         has_record = all(trace.record is not None for trace in traced.traces)
@@ -232,6 +264,11 @@ def _unknown(view: View) -> tuple[str, ...]:
                 else "hardware queues (CUDA_DEVICE_MAX_CONNECTIONS), work that was not traced, or waits that a trace does not have;"
                 " record with `crossfade record`, which keeps them"
             )
+        )
+    has_tensors = all(trace.record is not None and trace.record.tensors for trace in traced.traces)
+    if not has_tensors and view.share_of(view.lost_us(Reason.TRANSFER)) > REMARK_BELOW:
+        found.append(
+            "what makes the input of collectives and when their results are needed: `crossfade record --with-tensors` keeps it"
         )
     if traced.program.num_ranks == 1 and any(trace.world_size not in (None, 1) for trace in traced.traces):
         found.append(

@@ -77,15 +77,6 @@ class _Walk:
         self._losses: list[Loss] = []
         self._gap = (0.0, 0.0)
         self._step = 0
-        self._last: dict[int, int] = {}
-        before: dict[int, int] = {}
-        for number, work in enumerate(self._program.works):
-            self._last[number] = before.get(work.lane, NOBODY)
-            before[work.lane] = number
-        self._moves_from: dict[int, float] = {}
-        for number, work in enumerate(self._program.works):
-            if work.meeting != NOBODY:
-                self._moves_from[work.meeting] = max(self._moves_from.get(work.meeting, 0.0), traced.starts_us[number])
 
     def losses(self) -> list[Loss]:
         starts, ends = self._traced.starts_us, self._traced.ends_us
@@ -123,7 +114,10 @@ class _Walk:
             elif held == "":
                 break
             else:
-                number = self._last[number] if held == "lane" else self._program.works[number].after[int(held)].work
+                if held != "lane":
+                    number = self._program.works[number].after[int(held)].work
+                else:
+                    number = self._program.before_on_lane[number]
                 time = self._pass(number, time)
         self._add(self._gap[0], time, Reason.BEFORE)
 
@@ -135,7 +129,7 @@ class _Walk:
         if work.kind is ActivityKind.COPY:
             self._add(start, time, Reason.COPY, work=number)
         elif work.kind is ActivityKind.COMMUNICATION:
-            moves = min(max(self._moves_from.get(work.meeting, start), start), time)
+            moves = min(max(self._traced.moves_from_us.get(work.meeting, start), start), time)
             self._add(moves, time, Reason.TRANSFER, work=number)
             self._add(start, moves, Reason.PEER, work=number)
         return start

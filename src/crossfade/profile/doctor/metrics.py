@@ -98,7 +98,7 @@ def collective_metrics(traced: Traced) -> list[CollectiveMetrics]:
     """A row for each collective of each group, the most exposed first."""
     spans: dict[tuple[str, str], dict[int, list[tuple[float, float]]]] = {}
     waiting: dict[tuple[str, str], float] = {}
-    moves = _moves_from(traced)
+    moves = traced.moves_from_us
     for number, work in enumerate(traced.program.works):
         if work.kind is ActivityKind.COMMUNICATION:
             message = traced.activities[number].message
@@ -129,17 +129,8 @@ def _busy(traced: Traced, rank: int, kind: ActivityKind) -> list[tuple[float, fl
     )
 
 
-def _moves_from(traced: Traced) -> dict[int, float]:
-    """When each collective's last rank started."""
-    moves: dict[int, float] = {}
-    for number, work in enumerate(traced.program.works):
-        if work.meeting != NOBODY:
-            moves[work.meeting] = max(moves.get(work.meeting, 0.0), traced.starts_us[number])
-    return moves
-
-
 def _waiting(traced: Traced, rank: int) -> list[tuple[float, float]]:
-    moves = _moves_from(traced)
+    moves = traced.moves_from_us
     return [
         (traced.starts_us[number], min(moves[work.meeting], traced.ends_us[number]))
         for number, work in enumerate(traced.program.works)

@@ -17,6 +17,10 @@ def observed(traces: Sequence[RankTrace]) -> tuple[str, ...]:
         record = trace.record
         if record is None:
             continue
+        if record.untraced_us:
+            found.append(
+                f"{trace.label}: a step without the profiler takes {record.untraced_us / 1e3:.3f} ms, as measured before"
+            )
         if record.is_at_power_limit:
             found.append(
                 f"{trace.label}: the GPU is at its power limit ({median(record.powers_w):.0f} of {record.limit_w:.0f} W, at"

@@ -10,7 +10,8 @@ Everything here is an index into a list or a time in microseconds; nothing refer
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from crossfade.profile.traces.events import ActivityKind
@@ -40,6 +41,7 @@ class HostCall(NamedTuple):
         own_us: how long it takes if it need not wait.
         waits: it returns no earlier than these.
         step: which step of the program it belongs to.
+        num_events: how many operators and calls the profiler has since that call began, this one included: each took it some time.
     """
 
     rank: int
@@ -48,6 +50,7 @@ class HostCall(NamedTuple):
     own_us: float
     waits: tuple[Wait, ...]
     step: int
+    num_events: int = 1
 
 
 class Work(NamedTuple):
@@ -107,7 +110,16 @@ class Program:
     works: tuple[Work, ...]
     num_ranks: int
     num_steps: int
-    notes: tuple[str, ...] = field(default=())
+
+    @cached_property
+    def before_on_lane(self) -> list[int]:
+        """For each work, the one before it on its lane; `NOBODY` for the first."""
+        last: dict[int, int] = {}
+        before = []
+        for number, work in enumerate(self.works):
+            before.append(last.get(work.lane, NOBODY))
+            last[work.lane] = number
+        return before
 
     def with_calls(self, changed: Mapping[int, HostCall]) -> Program:
         """The same program with other calls in these places."""

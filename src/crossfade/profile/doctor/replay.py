@@ -12,17 +12,20 @@ promises too much.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from statistics import median
 
 from crossfade.errors import TraceError
 from crossfade.profile.doctor.program import NOBODY, Program, Work
 from crossfade.profile.traces.events import ActivityKind
 
-__all__ = ["Replay", "WaitsForItself", "replay", "speed_of_collective", "speed_of_kernel"]
+__all__ = ["Replay", "WaitsForItself", "replay", "speed_of_collective", "speed_of_kernel", "step_lengths"]
 
 _CALL, _RETURN, _START, _END = range(4)
+_A_WHOLE_STEP = 0.3  # of the other steps' length
 _COMPUTE, _COMMUNICATION = ActivityKind.COMPUTE, ActivityKind.COMMUNICATION
 
 
@@ -39,6 +42,14 @@ class Replay:
     @property
     def end_us(self) -> float:
         return max(self.ends_us, default=0.0)
+
+
+def step_lengths(step_ends_us: Sequence[float]) -> list[float]:
+    """How long steps take, but the first, which has no end before it, and what is left of one at the trace's end."""
+    if len(step_ends_us) < 2:
+        return [max(step_ends_us)]
+    lengths = [later - earlier for earlier, later in pairwise(step_ends_us)]
+    return lengths[:-1] if len(lengths) > 1 and lengths[-1] < _A_WHOLE_STEP * median(lengths[:-1]) else lengths
 
 
 class WaitsForItself(TraceError):

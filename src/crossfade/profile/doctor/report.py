@@ -57,6 +57,8 @@ def report_json(report: Report) -> dict[str, Any]:
         "gpu": traced.traces[0].gpu,
         "num_steps": traced.program.num_steps,
         "step_us": report.step_us,
+        "untraced_step_us": report.untraced.step_us,
+        "is_untraced_measured": report.untraced.measured_us > 0.0,
         "replay_error": report.error,
         "abstains": report.abstains,
         "diagnoses": [_diagnosis_json(diagnosis) for diagnosis in report.diagnoses],

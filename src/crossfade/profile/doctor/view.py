@@ -13,11 +13,13 @@ from typing import NamedTuple
 from crossfade.profile.doctor.build import Traced
 from crossfade.profile.doctor.losses import Loss, Reason, losses_of
 from crossfade.profile.doctor.program import NOBODY, Program
-from crossfade.profile.traces.events import ActivityKind, Call
+from crossfade.profile.traces.events import Activity, ActivityKind, Call
 from crossfade.profile.traces.steps import MARK
+from crossfade.profile.traces.tensors import Dataflow, dataflow
 
 __all__ = ["Cause", "Finding", "Mark", "Site", "View", "share"]
 
+_WORTH_A_LOOK = 0.01  # of the steps' time
 _MOST_MARKS = 40
 _OURS = "crossfade "  # marks of this library begin so
 _FRAME = re.compile(r"^(?P<file>.+?)\((?P<line>\d+)\): (?P<function>.+)$")
@@ -41,13 +43,16 @@ class Cause(StrEnum):
     LAUNCH = "launch_bound"
     BLOCKING = "blocking_collective"
     COMMUNICATOR = "communicator_order"
+    LATE_EVENT = "late_event"
     QUEUES = "hardware_queues"
+    DEFAULT_STREAM = "default_stream"
     SMS_FULL = "sms_full"
     SMALL_MESSAGES = "small_messages"
     CONTENTION = "contention"
     LAUNCH_ORDER = "launch_order"
     BUCKETS = "ddp_buckets"
     UNUSED_PARAMETERS = "find_unused_parameters"
+    TWO_BACKWARDS = "two_backwards"
     LATE_PEER = "late_peer"
     SLOW_GPU = "slow_gpu"
 
@@ -124,14 +129,27 @@ class View:
         return launched
 
     @cached_property
-    def before_on_lane(self) -> list[int]:
-        """For each work, the one before it on its lane; `NOBODY` for the first."""
-        last: dict[int, int] = {}
-        before = []
-        for number, work in enumerate(self.program.works):
-            before.append(last.get(work.lane, NOBODY))
-            last[work.lane] = number
-        return before
+    def made_by(self) -> dict[int, int]:
+        """For each collective what makes its input, where tensors were recorded."""
+        return self._numbers(pair for flow in self._flows for pair in flow.made_by.items())
+
+    @cached_property
+    def needed_by(self) -> dict[int, int]:
+        """For each collective what needs its result first, where tensors were recorded."""
+        return self._numbers(pair for flow in self._flows for pair in flow.needed_by.items())
+
+    @cached_property
+    def _flows(self) -> list[Dataflow]:
+        return [dataflow(trace) for trace in self.traced.traces]
+
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """The number of each activity, by its id."""
+        return {id(activity): number for number, activity in enumerate(self.traced.activities)}
+
+    def _numbers(self, pairs: Iterable[tuple[Activity, Activity]]) -> dict[int, int]:
+        found = ((self.places.get(id(one), NOBODY), self.places.get(id(other), NOBODY)) for one, other in pairs)
+        return {one: other for one, other in found if NOBODY not in (one, other)}
 
     def lost_us(self, *reasons: Reason) -> float:
         """How much is lost for these reasons, on the rank that loses most."""
@@ -144,6 +162,23 @@ class View:
     def share_of(self, length_us: float) -> float:
         """A time as a share of the steps' time."""
         return length_us / self.length_us if self.length_us else 0.0
+
+    def exposed_us(self, works: Iterable[int]) -> float:
+        """For how long nothing computes because of these collectives, on the mean of the ranks."""
+        wanted = set(works)
+        reasons = (Reason.TRANSFER, Reason.PEER)
+        return (
+            sum(loss.length_us for loss in self.losses if loss.work in wanted and loss.reason in reasons)
+            / self.program.num_ranks
+        )
+
+    def is_worth_a_look(self, length_us: float) -> bool:
+        """Whether that much time is a hundredth of the steps."""
+        return self.share_of(length_us) >= _WORTH_A_LOOK
+
+    def a_step(self, num: float) -> float:
+        """How much of a number that counts all ranks and steps one rank has in a step."""
+        return num / self.program.num_steps / self.program.num_ranks
 
     def collectives(self) -> Iterable[int]:
         """All works that communicate."""
@@ -194,6 +229,10 @@ class View:
         """Where calls were made, the most frequent places first."""
         found = Counter(str(self.site(self.program.calls[n].rank, self.traced.calls[n])) for n in calls)
         return "; ".join(f"{site} ({num} x)" if num > 1 else site for site, num in found.most_common(most))
+
+    def work_sites(self, works: Iterable[int]) -> str:
+        """The same of the calls that launch works."""
+        return self.sites({self.program.works[number].call for number in works} - {NOBODY})
 
     def by_site(self, calls: Iterable[int]) -> dict[Site, list[int]]:
         """Calls by where they were made."""

@@ -5,20 +5,28 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from crossfade.errors import MissingDependency
+from crossfade.errors import MissingDependency, TraceError
 from crossfade.profile.recording.calls import CallLog
 from crossfade.profile.recording.machine import GpuSampler, environment
 from crossfade.profile.recording.streams import StreamNumbers
+from crossfade.profile.recording.tensors import TensorLog
 from crossfade.profile.traces.record import KEY, VERSION
 from crossfade.profile.traces.steps import MARK
 
 
-def record(folder: str | os.PathLike[str] = "traces", *, with_stack: bool = False) -> Recording:
+def record(
+    folder: str | os.PathLike[str] = "traces",
+    *,
+    with_stack: bool = False,
+    with_tensors: bool = False,
+    untraced_steps: int = 0,
+) -> Recording:
     """Records what runs inside a ``with`` block, for ``crossfade doctor FOLDER``: a few steps are enough.
 
     Each rank writes ``FOLDER/rankN.json.gz``, a trace of torch.profiler with one more key. Without a GPU there is a trace too, of
@@ -27,11 +35,16 @@ def record(folder: str | os.PathLike[str] = "traces", *, with_stack: bool = Fals
     Args:
         folder: is made where it is missing.
         with_stack: also record Python's functions, so that a diagnosis names the line. It makes the host slower.
+        with_tensors: also record which tensors operators read and write, so that the doctor knows what makes the input of a
+            collective, and whether it waits for more. It makes the host slower still.
+        untraced_steps: so many steps of the block, up to the first ``step()`` and so on, are not traced but timed. The doctor takes
+            away what the profiler needs by them, and tells a host that launches slowly from one that the profiler makes slow.
 
     Raises:
         MissingDependency: torch is not installed; when the block begins.
+        TraceError: the block has no more than the untraced steps; at its end.
     """
-    return Recording(Path(folder), with_stack=with_stack)
+    return Recording(Path(folder), with_stack=with_stack, with_tensors=with_tensors, untraced_steps=untraced_steps)
 
 
 class Recording:
@@ -41,15 +54,19 @@ class Recording:
         path: the file that was written; None before the block's end.
     """
 
-    def __init__(self, folder: Path, *, with_stack: bool) -> None:
+    def __init__(self, folder: Path, *, with_stack: bool, with_tensors: bool, untraced_steps: int) -> None:
         self.path: Path | None = None
         self._folder = folder
         self._with_stack = with_stack
         self._streams = StreamNumbers()
         self._log = CallLog(self._streams.see)
         self._sampler = GpuSampler()
+        self._tensors = TensorLog()
+        self._with_tensors = with_tensors
         self._is_watching = False
+        self._num_untraced = untraced_steps
         self._num_steps = 0
+        self._begin_s = self._untraced_us = 0.0
         self._torch: Any = None
         self._profiler: Any = None
         self._mark: Any = None
@@ -62,6 +79,20 @@ class Recording:
             raise MissingDependency("torch", extra="torch", needed_for="crossfade.record()") from None
         self._folder.mkdir(parents=True, exist_ok=True)
         self._torch = torch
+        if self._num_untraced:
+            self._begin_s = self._time()
+        else:
+            self._trace()
+        return self
+
+    def _time(self) -> float:
+        """Seconds, when GPUs have done all."""
+        if self._torch.cuda.is_initialized():
+            self._torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def _trace(self) -> None:
+        torch = self._torch
         self._has_gpu = torch.cuda.is_available()
         activity = torch.profiler.ProfilerActivity
         activities = [activity.CPU] + [activity.CUDA] * self._has_gpu
@@ -79,26 +110,41 @@ class Recording:
             self._memory = _memory(torch)
             self._watch_gpu()
         self._profiler.start()
+        if self._with_tensors:
+            self._tensors.open(torch)
         self._streams.open()
         if reports is not None:
             self._log.open(reports)
         self._begin_step()
-        return self
 
     def step(self) -> None:
         """One step is over, and the next one begins."""
-        self._mark.__exit__(None, None, None)
         self._num_steps += 1
+        if self._profiler is None:
+            if self._num_steps == self._num_untraced:
+                self._untraced_us = (self._time() - self._begin_s) * 1e6 / self._num_untraced
+                self._num_steps = 0
+                self._trace()
+            return
+        self._mark.__exit__(None, None, None)
         self._begin_step()
         self._watch_gpu()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._profiler is None:
+            if kind is None:
+                raise TraceError(
+                    f"the block ended after {self._num_steps} steps, and {self._num_untraced} were not to be traced\n"
+                    "hint: call step() behind each step, and run more of them"
+                )
+            return
         self._mark.__exit__(None, None, None)
         if self._torch.cuda.is_initialized():
             self._torch.cuda.synchronize()
         self._log.close()
+        self._tensors.close()
         self._sampler.close()
         rank, world_size = _rank_of(self._torch)
         self._profiler.add_metadata_json(KEY, json.dumps(self._contents(rank, world_size), separators=(",", ":")))
@@ -130,6 +176,8 @@ class Recording:
             "streams": list(self._streams.known.items()),
             "environment": environment(),
             "clocks": {"samples": self._sampler.samples, **self._sampler.limits, "missing": self._sampler.missing},
+            "untraced_us": self._untraced_us,
+            "tensors": self._tensors.uses,
             "memory": {name: value - self._memory.get(name, 0) for name, value in after.items()},
         }
 

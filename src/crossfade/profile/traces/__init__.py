@@ -10,7 +10,9 @@
     launches.py     which call launched which activity, in which order
     collectives.py  how collectives of several ranks match, and how far the ranks' clocks are apart
     waits.py        what waits for what
+    default_stream.py  what waits for the default stream, and the reverse
     exact.py        the same where there is a record: which event, on which stream
+    tensors.py      what makes the input of each collective, where a record has tensors
     steps.py        where steps begin
     overlap.py      how much communication was hidden; timelines
 

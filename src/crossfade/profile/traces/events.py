@@ -169,3 +169,7 @@ class RankTrace:
     # on which stream a wait or a synchronisation is, by its correlation; where the trace was asked for it
     sync_streams: dict[int, int] = field(default_factory=dict)
     record: Record | None = None  # what `crossfade.record` added; None in other traces
+    # thread, begin and end of the operators that torch gave a number, by that number; where tensors were recorded
+    numbered: dict[int, tuple[int, float, float]] = field(default_factory=dict)
+    # when each operator and call began that the profiler kept; ascending
+    host_events_us: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import re
+from array import array
 from collections.abc import Callable, Iterable
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from crossfade.errors import TraceError
 from crossfade.profile.traces.chrome import ChromeEvent, ChromeFile
@@ -54,6 +56,11 @@ class _CallArgs(msgspec.Struct, gc=False):
     stream: int = -1
 
 
+class _OperatorArgs(msgspec.Struct, gc=False):
+    number: int = msgspec.field(default=0, name="Record function id")
+
+
+_decode_operator = msgspec.json.Decoder(_OperatorArgs, strict=False).decode
 _decode_activity = msgspec.json.Decoder(_ActivityArgs, strict=False).decode
 _decode_call = msgspec.json.Decoder(_CallArgs, strict=False).decode
 
@@ -106,6 +113,8 @@ class _Reader:
         self._categories: set[str] = set()
         self._sync_streams: dict[int, int] = {}
         self._first_us = float("inf")
+        self._host_events = array("d")
+        self._numbered: dict[int, tuple[int, float, float]] = {}
 
     def read(self) -> RankTrace:
         readers: dict[str, Callable[[ChromeEvent], None]] = {
@@ -165,6 +174,7 @@ class _Reader:
         )
 
     def _call(self, event: ChromeEvent) -> None:
+        self._host_events.append(event.ts or 0.0)
         name = event.name
         if name not in self._roles:
             self._roles[name] = role_of(name)
@@ -181,8 +191,12 @@ class _Reader:
 
     def _operator(self, event: ChromeEvent) -> None:
         start, end = self._times(event)
+        self._host_events.append(start)
         thread = self._thread(event)
         self._operators.add(thread, event.name, start, end)
+        number = _decode_operator(event.args).number
+        if number:
+            self._numbered[number] = thread, start, end
         if event.name == "record_param_comms":
             self._collectives.append(CollectiveCall(thread, start, end, _decode_activity(event.args).message()))
 
@@ -230,6 +244,11 @@ class _Reader:
             self._threads,
             self._sync_streams,
             record,
+            {
+                number: (thread, start - origin, end - origin)
+                for number, (thread, start, end) in (self._numbered.items() if record and record.tensors else ())
+            },
+            np.sort(np.array(self._host_events)) - origin,
         )
 
     def _record(self, notes: list[str]) -> Record | None:

@@ -27,6 +27,14 @@ class Entry(NamedTuple):
     stream: int
 
 
+class TensorUse(NamedTuple):
+    """The storages that an operator reads and writes; a view of a tensor is of the same storage."""
+
+    operator: int  # the number that torch's profiler gives it
+    reads: Sequence[int]
+    writes: Sequence[int]
+
+
 class _Clocks(msgspec.Struct):
     samples: list[tuple[int, float, float]] = []
     max_mhz: float = 0.0
@@ -43,6 +51,8 @@ class _Contents(msgspec.Struct):
     environment: dict[str, str] = {}
     clocks: _Clocks = msgspec.field(default_factory=_Clocks)
     memory: dict[str, int] = {}
+    untraced_us: float = 0.0
+    tensors: list[tuple[int, list[int], list[int]]] = []
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,8 @@ class Record:
     max_mhz: float  # the highest clock; 0 where it is not known
     limit_w: float  # the power limit; likewise
     num_retried: int  # how often the allocator had to free memory before it could allocate
+    untraced_us: float  # how long a step took before the trace, without the profiler; 0 where none was measured
+    tensors: Sequence[TensorUse]  # what operators read and write, where that was asked for
 
     @classmethod
     def read(cls, contents: Any) -> Record:
@@ -82,6 +94,8 @@ class Record:
             clocks.max_mhz,
             clocks.limit_w,
             read.memory.get("num_retried", 0),
+            read.untraced_us,
+            tuple(TensorUse(*use) for use in read.tensors),
         )
 
     @property

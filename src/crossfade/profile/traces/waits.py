@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from crossfade.profile.traces.default_stream import implicit_waits
 from crossfade.profile.traces.events import Activity, ActivityKind, Call, CollectiveCall, RankTrace
 from crossfade.profile.traces.exact import ExactEvents, launch_times
 from crossfade.profile.traces.launches import HostOrder
@@ -49,6 +50,8 @@ class Waits:
     is_on_own_stream: dict[Activity, bool] = field(default_factory=dict)
     # for each collective on its own stream, the call with which the caller's stream begins to wait for it
     waited_at: dict[Activity, Call] = field(default_factory=dict)
+    # pairs of an activity and one of ``events`` that it waits for without an event: one of both is on the default stream
+    implicit: set[tuple[Activity, Activity]] = field(default_factory=set)
 
 
 def waits_of(trace: RankTrace, order: HostOrder) -> Waits:
@@ -60,6 +63,10 @@ def waits_of(trace: RankTrace, order: HostOrder) -> Waits:
     for call in order.calls:
         if len(call.activities) > 1:
             _within_graph(call.activities, waits)
+    for target, source in list(implicit_waits(order, waits.events, trace.num_sms)):
+        if source not in waits.events.get(target, ()) and source.end_us <= target.start_us + _CLOCK_US:
+            waits.events.setdefault(target, []).append(source)
+            waits.implicit.add((target, source))
     return waits
 
 

@@ -4,8 +4,9 @@
 
     host.py         the host waits, allocates, or is not there in time
     streams.py      collectives: blocking, in one communicator's order, late beside full multiprocessors, small, contended
-    queues.py       more streams than hardware queues
-    training.py     DDP: buckets, unused parameters
+    events.py       collectives that wait for more than their input, gradients that are summed late
+    queues.py       more streams than hardware queues, the default stream
+    training.py     DDP: buckets, unused parameters, sums in several backward passes
     batches.py      batches launched one after the other
     ranks.py        a peer is late
 """
@@ -13,11 +14,12 @@
 from collections.abc import Callable, Iterator
 
 from crossfade.profile.doctor.causes.batches import launch_order
+from crossfade.profile.doctor.causes.events import late_events, late_sums
 from crossfade.profile.doctor.causes.host import allocator, host_waits, launches, pageable_copies
-from crossfade.profile.doctor.causes.queues import hardware_queues
+from crossfade.profile.doctor.causes.queues import default_stream, hardware_queues
 from crossfade.profile.doctor.causes.ranks import late_peer
 from crossfade.profile.doctor.causes.streams import blocking, communicator_order, contention, small_messages, sms_full
-from crossfade.profile.doctor.causes.training import buckets, unused_parameters
+from crossfade.profile.doctor.causes.training import buckets, two_backwards, unused_parameters
 from crossfade.profile.doctor.view import Finding, View
 
 __all__ = ["CAUSES"]
@@ -29,11 +31,15 @@ CAUSES: tuple[Callable[[View], Iterator[Finding]], ...] = (
     launches,
     blocking,
     communicator_order,
+    late_events,
+    late_sums,
     hardware_queues,
+    default_stream,
     sms_full,
     small_messages,
     buckets,
     unused_parameters,
+    two_backwards,
     launch_order,
     late_peer,
     contention,

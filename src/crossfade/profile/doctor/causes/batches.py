@@ -13,7 +13,6 @@ from crossfade.profile.traces.events import ActivityKind
 
 __all__ = ["batches_in_sequence", "launch_order"]
 
-_WORTH_A_LOOK = 0.01
 _MOST_RUNS = 6  # of a step's launches: more often, and batches are launched in turns already
 _LEAST_SHARE = 0.2  # of a step's computation, for a stream that carries a batch
 
@@ -23,7 +22,7 @@ def launch_order(view: View) -> Iterator[Finding]:
     communicator, its collectives come after all of the first one's.
     """
     lanes = batches_in_sequence(view)
-    if not lanes or view.share_of(view.lost_us(Reason.TRANSFER, Reason.LAUNCH, Reason.PEER)) < _WORTH_A_LOOK:
+    if not lanes or not view.is_worth_a_look(view.lost_us(Reason.TRANSFER, Reason.LAUNCH, Reason.PEER)):
         return
     num_runs, num_launches = _runs(view, lanes)
     lost = view.lost_us(Reason.TRANSFER, Reason.PEER)

@@ -14,7 +14,6 @@ from crossfade.profile.traces.roles import Role
 
 __all__ = ["allocator", "host_waits", "launches", "pageable_copies"]
 
-_WORTH_A_LOOK = 0.01  # of the steps' time
 _MOST_SITES = 4
 _PINNED_GBS = {
     9: 50.0,
@@ -22,6 +21,10 @@ _PINNED_GBS = {
 }  # by compute capability, where the trace has no copy of pinned memory to take the rate from
 _OTHER_PINNED_GBS = 12.0
 _WAITS = {Role.SYNC_STREAM, Role.SYNC_EVENT, Role.SYNC_DEVICE}
+_COPY_TO_HOST = (
+    "a copy to the host waits for its value",
+    "copy to pinned memory with non_blocking=True, and wait for an event later",
+)
 _KNOWN_WAITS = {
     "aten::item": (
         ".item() reads a value of the GPU's",
@@ -32,18 +35,9 @@ _KNOWN_WAITS = {
         "use masks, torch.where with three arguments, or nonzero_static(size=...)",
     ),
     "aten::is_nonzero": ("a tensor's truth is asked for", "decide on the GPU, with torch.where, instead of by `if`"),
-    "aten::to": (
-        "a copy to the host waits for its value",
-        "copy to pinned memory with non_blocking=True, and wait for an event later",
-    ),
-    "aten::_to_copy": (
-        "a copy to the host waits for its value",
-        "copy to pinned memory with non_blocking=True, and wait for an event later",
-    ),
-    "aten::copy_": (
-        "a copy to the host waits for its value",
-        "copy to pinned memory with non_blocking=True, and wait for an event later",
-    ),
+    "aten::to": _COPY_TO_HOST,
+    "aten::_to_copy": _COPY_TO_HOST,
+    "aten::copy_": _COPY_TO_HOST,
 }
 
 
@@ -94,16 +88,14 @@ def pageable_copies(view: View) -> Iterator[Finding]:
         if any(wait.is_of_start and "Pageable" in view.traced.activities[wait.work].name for wait in call.waits)
     ]
     lost = view.lost_us(Reason.PAGEABLE, Reason.COPY)
-    if not calls or view.share_of(lost) < _WORTH_A_LOOK:
+    if not calls or not view.is_worth_a_look(lost):
         return
     works = [n for call in calls for n in view.launched[call] if view.program.works[n].kind is ActivityKind.COPY]
     rate = _pinned_rate(view)
     faster = {
         n: min(view.program.works[n].amount_us, view.traced.activities[n].num_bytes / (rate * 1e3) + 2.0) for n in works
     }
-    num_bytes = (
-        sum(view.traced.activities[n].num_bytes for n in works) / view.program.num_steps / view.program.num_ranks
-    )
+    num_bytes = view.a_step(sum(view.traced.activities[n].num_bytes for n in works))
 
     def change(program: Program) -> Program:
         return with_scaled_work(without_waits(program, calls), faster)
@@ -111,7 +103,7 @@ def pageable_copies(view: View) -> Iterator[Finding]:
     yield Finding(
         Cause.PAGEABLE,
         "copies of pageable memory block the host, and the GPU idles meanwhile",
-        f"{len(calls) / view.program.num_steps / view.program.num_ranks:.3g} copies with {num_bytes / 1e6:.3g} MB a step; the GPU"
+        f"{view.a_step(len(calls)):.3g} copies with {num_bytes / 1e6:.3g} MB a step; the GPU"
         f" computes nothing for {share(view.share_of(lost))} of the time because of them",
         view.sites(calls),
         "copy from and to pinned memory, with non_blocking=True; a DataLoader does it with pin_memory=True",
@@ -141,7 +133,7 @@ def allocator(view: View) -> Iterator[Finding]:
         if view.traced.calls[n].role in (Role.ALLOCATE, Role.FREE) and (call.step > 0 or view.program.num_steps == 1)
     ]
     lost = view.lost_us(Reason.ALLOCATOR)
-    if not calls or view.share_of(lost) < _WORTH_A_LOOK:
+    if not calls or not view.is_worth_a_look(lost):
         return
     num_free = sum(view.traced.calls[n].role is Role.FREE for n in calls)
     yield Finding(
@@ -163,9 +155,9 @@ def allocator(view: View) -> Iterator[Finding]:
 def launches(view: View) -> Iterator[Finding]:
     """The host cannot launch as fast as the GPU computes."""
     lost = view.lost_us(Reason.LAUNCH)
-    if view.share_of(lost) < _WORTH_A_LOOK:
+    if not view.is_worth_a_look(lost):
         return
-    num = sum(bool(works) for works in view.launched) / view.program.num_steps / view.program.num_ranks
+    num = view.a_step(sum(bool(works) for works in view.launched))
     compute = [n for n, work in enumerate(view.program.works) if work.kind is ActivityKind.COMPUTE]
     mean_us = sum(view.traced.ends_us[n] - view.traced.starts_us[n] for n in compute) / max(len(compute), 1)
     losses: list[Loss] = [loss for loss in view.losses if loss.reason is Reason.LAUNCH]

@@ -14,7 +14,6 @@ from crossfade.profile.traces.events import ActivityKind
 
 __all__ = ["late_peer"]
 
-_WORTH_A_LOOK = 0.01
 _SLOWER = 1.04  # a GPU whose kernels all take that many times as long is slower itself
 _SAME_WORK = 0.9  # if so many of a rank's kernels are launched in the same sizes on the others: else it has other work
 
@@ -22,7 +21,7 @@ _SAME_WORK = 0.9  # if so many of a rank's kernels are launched in the same size
 def late_peer(view: View) -> Iterator[Finding]:
     """Ranks wait in collectives for one that starts them later. Needs the traces of several ranks."""
     lost = view.lost_us(Reason.PEER)
-    if view.program.num_ranks < 2 or view.share_of(lost) < _WORTH_A_LOOK:
+    if view.program.num_ranks < 2 or not view.is_worth_a_look(lost):
         return
     last: Counter[int] = Counter()
     starts: dict[int, list[tuple[float, int]]] = {}

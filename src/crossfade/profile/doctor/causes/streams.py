@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -31,7 +32,6 @@ __all__ = [
     "sms_full",
 ]
 
-_WORTH_A_LOOK = 0.01
 _LATE_US = 8.0
 _SMALL_BYTES = 1 << 20
 _SHORT_US = 100.0
@@ -66,39 +66,37 @@ def blocking(view: View) -> Iterator[Finding]:
         return
     small = {number for run in _runs_of_small(view) for number in run}
     found = [number for number in view.collectives() if number not in small and _is_blocking(view, number)]
-    lost = sum(
-        loss.length_us
-        for loss in view.losses
-        if loss.reason in (Reason.TRANSFER, Reason.PEER) and loss.work in set(found)
-    )
-    lost /= view.program.num_ranks
-    if not found or view.share_of(lost) < _WORTH_A_LOOK:
+    lost = view.exposed_us(found)
+    if not found or not view.is_worth_a_look(lost):
         return
-    at_end = {number: _first_of_next_step(view, number) for number in found}
+    is_known = all(number in view.needed_by or number in view.made_by for number in found)
+    latest = {number: view.needed_by.get(number, _first_of_next_step(view, number)) for number in found}
     gradients = [number for number in found if is_of_backward(view, number)]
     after_next = _after_next_collective(view, gradients)
-    num = len(found) / view.program.num_steps / view.program.num_ranks
+    when = "The trace does not say when their results are needed: if at once, nothing is won; if at the end of the step, the most"
+    if is_known:
+        readers = [
+            view.traced.activities[view.needed_by[n]].name.split("(")[0][:60] for n in found if n in view.needed_by
+        ]
+        when = f"Their results are first needed by {Counter(readers).most_common(1)[0][0] if readers else 'nothing in the trace'}"
+    elif len(gradients) == len(found):
+        when = "They are launched by the backward pass, and gradients are needed at its end only"
+    num = view.a_step(len(found))
     yield Finding(
         Cause.BLOCKING,
         "collectives block the stream that computes",
         f"{num:.3g} collectives a step ({view.name_of(found[0])}, ...) run with nothing beside them for"
         f" {share(view.share_of(lost))} of the"
-        " time: they are on the computing stream, or are waited for as soon as they are launched. "
-        + (
-            "They are launched by the backward pass, and gradients are needed at its end only"
-            if len(gradients) == len(found)
-            else "The trace does not say when their results are needed: if at once, nothing is won; if only at the end of the step,"
-            " the most"
-        ),
-        view.sites({view.program.works[number].call for number in found} - {NOBODY}),
+        f" time: they are on the computing stream, or are waited for as soon as they are launched. {when}",
+        view.work_sites(found),
         "launch with async_op=True, and wait just before the result is used; where it is needed at once,"
         " interleave two halves of the"
         " batch, or fuse the collective with the product before it (crossfade.ops)",
         "work = dist.all_reduce(x, async_op=True)\n...                 # computation that does not need x\nwork.wait()",
         view.work_marks(found, "blocks"),
-        partial(beside_their_callers, works=found, until=at_end.__getitem__),
-        is_at_most=True,
-        likely=partial(beside_their_callers, works=gradients, until=after_next.__getitem__),
+        partial(beside_their_callers, works=found, until=latest.__getitem__),
+        is_at_most=not is_known,
+        likely=None if is_known else partial(beside_their_callers, works=gradients, until=after_next.__getitem__),
     )
 
 
@@ -165,7 +163,7 @@ def communicator_order(view: View) -> Iterator[Finding]:
     """Collectives that wait for another one of their communicator, of another size or kind."""
     found = []
     for number in view.collectives():
-        before = view.before_on_lane[number]
+        before = view.program.before_on_lane[number]
         if view.traced.held_by[number] != "lane" or before == NOBODY:
             continue
         is_other = view.name_of(number) != view.name_of(before)
@@ -176,19 +174,19 @@ def communicator_order(view: View) -> Iterator[Finding]:
             if view.traced.starts_us[number] - others_done > 20.0:
                 found.append(number)
     lost = view.lost_us(Reason.TRANSFER)
-    if not found or view.share_of(lost) < _WORTH_A_LOOK:
+    if not found or not view.is_worth_a_look(lost):
         return
-    before = view.before_on_lane[found[0]]
+    before = view.program.before_on_lane[found[0]]
     yield Finding(
         Cause.COMMUNICATOR,
         f"{view.name_of(found[0])} waits behind {view.name_of(before)}: one communicator does one thing after the other",
-        f"{len(found) / view.program.num_steps / view.program.num_ranks:.3g} collectives a step are ready, and"
+        f"{view.a_step(len(found)):.3g} collectives a step are ready, and"
         " start only when another"
         f" one of their communicator has ended; computation waits for communication for {share(view.share_of(lost))} of the time",
-        view.sites({view.program.works[number].call for number in found} - {NOBODY}),
+        view.work_sites(found),
         "give the one that is needed sooner a group of its own, or launch it first",
         "urgent = dist.new_group()\ndist.all_reduce(x, group=urgent, async_op=True)",
-        view.work_marks([*found, *(view.before_on_lane[n] for n in found)], "one after the other"),
+        view.work_marks([*found, *(view.program.before_on_lane[n] for n in found)], "one after the other"),
         partial(without_order, works=found),
     )
 
@@ -201,16 +199,16 @@ def sms_full(view: View) -> Iterator[Finding]:
         if number not in queued and view.traced.late_us[number] > _LATE_US and _is_full(view, number):
             found.append(number)
     late = sum(view.traced.late_us[number] for number in found) / view.program.num_ranks
-    if view.share_of(late) < _WORTH_A_LOOK:
+    if not view.is_worth_a_look(late):
         return
 
     yield Finding(
         Cause.SMS_FULL,
         "collectives wait for free multiprocessors behind kernels that fill the GPU",
-        f"{len(found) / view.program.num_steps / view.program.num_ranks:.3g} collectives a step start late, by"
+        f"{view.a_step(len(found)):.3g} collectives a step start late, by"
         f" {share(view.share_of(late))}"
         " of the time in all, while a kernel with at least as many blocks as the GPU has multiprocessors runs",
-        view.sites({view.program.works[number].call for number in found} - {NOBODY}),
+        view.work_sites(found),
         "give communication a stream of high priority, launch it before the large kernel, or use copy engines, which need no"
         " multiprocessor (crossfade.peers)",
         "options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)\ngroup = dist.new_group(pg_options=options)",
@@ -241,17 +239,17 @@ def small_messages(view: View) -> Iterator[Finding]:
         return
     amounts = [view.program.works[number].amount_us for numbers in groups for number in numbers]
     total = sum(amounts) / view.program.num_ranks
-    if view.share_of(total) < _WORTH_A_LOOK:
+    if not view.is_worth_a_look(total):
         return
     first = groups[0][0]
-    num = sum(map(len, groups)) / view.program.num_steps / view.program.num_ranks
+    num = view.a_step(sum(map(len, groups)))
     yield Finding(
         Cause.SMALL_MESSAGES,
         "many small collectives, each of which takes the time that the smallest one takes",
         f"{num:.3g} collectives of less than 1 MB a step ({view.name_of(first)}, ...),"
         f" {sum(amounts) / len(amounts):.0f} us each, take"
         f" {share(view.share_of(total))} of the time in all",
-        view.sites({view.program.works[number].call for numbers in groups for number in numbers} - {NOBODY}),
+        view.work_sites(number for numbers in groups for number in numbers),
         "send them as one: flatten into one tensor, or coalesce",
         "with dist._coalescing_manager(group, async_ops=True):\n    for x in tensors:\n        dist.all_reduce(x, group=group)",
         view.work_marks([number for numbers in groups for number in numbers], "small"),
@@ -287,7 +285,7 @@ def contention(view: View) -> Iterator[Finding]:
             seen = view.traced.ends_us[number] - view.traced.starts_us[number]
             slower += max(seen - work.amount_us, 0.0) * work.demand
     slower /= view.program.num_ranks
-    if not view.traced.rates.is_measured or view.share_of(slower) < _WORTH_A_LOOK:
+    if not view.traced.rates.is_measured or not view.is_worth_a_look(slower):
         return
     beside = list(view.collectives())
     yield Finding(

@@ -1,22 +1,23 @@
-"""What training steps do: gradients in buckets, parameters that are looked for."""
+"""What training steps do: gradients in buckets, parameters that are looked for, gradients that are summed several times."""
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 
 from crossfade.profile.doctor.causes.streams import is_of_backward, message_bytes
-from crossfade.profile.doctor.changes import in_pieces, with_scaled_work, without_waits
-from crossfade.profile.doctor.losses import Reason
+from crossfade.profile.doctor.changes import in_pieces, with_scaled_work, without_collectives, without_waits
 from crossfade.profile.doctor.program import NOBODY, Program
 from crossfade.profile.doctor.view import Cause, Finding, View, share
-from crossfade.profile.traces.events import ActivityKind
+from crossfade.profile.traces.events import ActivityKind, Message
+from crossfade.profile.traces.overlap import merged
 from crossfade.profile.traces.roles import Role
 
-__all__ = ["buckets", "unused_parameters"]
+__all__ = ["backward_spans", "buckets", "two_backwards", "unused_parameters"]
 
-_WORTH_A_LOOK = 0.01
 _LARGE_BUCKET_BYTES = 40 << 20  # torch's own are 25 MB
 _NUM_PIECES = 8
 _INTEGERS = {"int", "int32", "long", "int64"}
@@ -25,9 +26,8 @@ _INTEGERS = {"int", "int32", "long", "int64"}
 def buckets(view: View) -> Iterator[Finding]:
     """Gradients of DDP that travel in few large buckets, the last one when the backward pass is over."""
     found = [number for number in view.collectives() if _is_large_bucket(view, number)]
-    exposed = [loss for loss in view.losses if loss.reason is Reason.TRANSFER and loss.work in set(found)]
-    lost = sum(loss.length_us for loss in exposed) / view.program.num_ranks
-    if not found or view.share_of(lost) < _WORTH_A_LOOK:
+    lost = view.exposed_us(found)
+    if not found or not view.is_worth_a_look(lost):
         return
     sources = {number: _sources(view, number) for number in found}
     found = [number for number in found if len(sources[number]) == _NUM_PIECES - 1]
@@ -40,9 +40,9 @@ def buckets(view: View) -> Iterator[Finding]:
     yield Finding(
         Cause.BUCKETS,
         f"gradients travel in buckets of up to {megabytes:.0f} MB, which start when most of the backward pass is over",
-        f"{len(found) / view.program.num_steps / view.program.num_ranks:.3g} large buckets a step; computation waits for them for"
+        f"{view.a_step(len(found)):.3g} large buckets a step; computation waits for them for"
         f" {share(view.share_of(lost))} of the time",
-        view.sites({view.program.works[number].call for number in found} - {NOBODY}),
+        view.work_sites(found),
         "use smaller buckets (torch's default is 25 MB), so that gradients travel while the rest of the backward pass computes",
         "DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)",
         view.work_marks(found, "a large bucket"),
@@ -94,15 +94,14 @@ def unused_parameters(view: View) -> Iterator[Finding]:
             continue
         if message.dtype.lower() in _INTEGERS and 0 < message.num_in < 1 << 17:
             found.append(number)
-    ddp = any(trace.operators.named("DistributedDataParallel") for trace in view.traced.traces)
-    if not found or not ddp:
+    if not found or not _has_ddp(view):
         return
     waits = [call for number in found for call in _read_of_used(view, number)]
     amount = sum(view.program.works[number].amount_us for number in found) / view.program.num_ranks
     yield Finding(
         Cause.UNUSED_PARAMETERS,
         "DDP looks for unused parameters in every step",
-        f"{len(found) / view.program.num_steps / view.program.num_ranks:.3g} all-reduces of integers a step behind the gradients,"
+        f"{view.a_step(len(found)):.3g} all-reduces of integers a step behind the gradients,"
         f" {share(view.share_of(amount))} of the time; the host waits {len(waits) / 2 / view.program.num_steps:.3g} times for the"
         " result, and launches the next step only then",
         "DistributedDataParallel",
@@ -129,3 +128,78 @@ def _read_of_used(view: View, number: int) -> list[int]:
             is_followed = call + 1 < len(view.program.calls) and view.traced.calls[call + 1].role is Role.SYNC_STREAM
             return [call, call + 1] if is_followed else [call]
     return []
+
+
+def two_backwards(view: View) -> Iterator[Finding]:
+    """DDP that sums the same gradients in each of several backward passes between two steps of the optimizer."""
+    if not _has_ddp(view):
+        return
+    found: list[int] = []
+    most = 0
+    for rank in range(view.program.num_ranks):
+        for passes in _passes(view, rank):
+            last = Counter(_message(view, number) for number in passes[-1])
+            earlier = [one for one in passes[:-1] if Counter(_message(view, number) for number in one) == last]
+            found += [number for one in earlier for number in one]
+            most = max(most, 1 + len(earlier))
+    if not found:
+        return
+    megabytes = view.a_step(sum(message_bytes(view, number) for number in found))
+    yield Finding(
+        Cause.TWO_BACKWARDS,
+        f"DDP sums all gradients in each of {most} backward passes of a step",
+        f"{megabytes / 1e6:.0f} MB a step are sums that a later pass makes anew; computation waits for them for"
+        f" {share(view.share_of(view.exposed_us(found)))} of the time",
+        "the backward passes between two steps of the optimizer",
+        "sum in the last pass only: run the others, forward and backward, under no_sync(); or add the losses and call backward()"
+        " once",
+        "with model.no_sync():\n    model(first).sum().backward()\nmodel(last).sum().backward()     # this one sums",
+        view.work_marks(found, "summed again later"),
+        partial(without_collectives, works=found),
+    )
+
+
+def _has_ddp(view: View) -> bool:
+    return any(trace.operators.named("DistributedDataParallel") for trace in view.traced.traces)
+
+
+def _message(view: View, number: int) -> tuple[str, int]:
+    message: Message | None = view.traced.activities[number].message
+    return (message.collective, message.num_in) if message is not None else ("", 0)
+
+
+def backward_spans(view: View, rank: int) -> list[tuple[float, float]]:
+    """When the autograd engine runs a rank's backward pass, in its trace's own time."""
+    scopes = view.traced.traces[rank].operators.named("autograd::engine")
+    return merged((scope.start_us, scope.end_us) for scope in scopes)
+
+
+def _passes(view: View, rank: int) -> list[list[list[int]]]:
+    """For each step of the optimizer, its backward passes, each as its gradients' collectives.
+
+    What computes between two collectives and is not launched by the backward pass parts two passes.
+    """
+    spans = backward_spans(view, rank)
+    starts = [start for start, _ in spans]
+    outside: list[float] = []
+    for number, works in enumerate(view.launched):
+        if view.program.calls[number].rank == rank and any(
+            view.program.works[work].kind is ActivityKind.COMPUTE for work in works
+        ):
+            time = view.traced.calls[number].start_us
+            place = bisect_right(starts, time) - 1
+            if place < 0 or spans[place][1] < time:
+                outside.append(time)
+    sums = [n for n in view.collectives() if view.program.works[n].rank == rank and is_of_backward(view, n)]
+    times = {number: view.traced.calls[view.program.works[number].call].start_us for number in sums}
+    sums.sort(key=times.__getitem__)
+    ends = [scope.start_us for scope in view.traced.traces[rank].operators.named("Optimizer.step")]
+    steps: dict[int, list[list[int]]] = defaultdict(list)
+    for before, number in pairwise([NOBODY, *sums]):
+        time = times[number]
+        step = bisect_right(ends, time) if ends else view.program.works[number].step
+        is_next = before == NOBODY or bisect_right(outside, time) > bisect_right(outside, times[before])
+        if is_next or not steps[step]:
+            steps[step].append([])
+        steps[step][-1].append(number)
+    return list(steps.values())
