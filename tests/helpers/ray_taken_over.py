@@ -78,8 +78,8 @@ def twenty_actors_that_were_killed_before_the_first_execution(world: World) -> N
 
 
 def _kill_one_after_another(world: World, number: int) -> None:
-    """As the quick start of Compiled Graph ends: one of the actors is killed as soon as the graph is compiled, the very next execution
-    tells, the others live, and a graph of them is compiled.
+    """As the quick start of Compiled Graph ends: one of the actors is killed as soon as the graph is compiled, the very next
+    execution tells, the others live, and a graph of them is compiled.
     """
     from ray.dag import InputNode, MultiOutputNode
 

@@ -11,34 +11,54 @@ __all__ = ["Landing"]
 
 
 class Landing:
-    """Where the values of a channel come down on the readers' host: the writing end of their ring."""
+    """Where the values of a channel come down on the readers' host: the writing end of their ring.
+
+    The writer's tokens (`channels.tcp`) stand for records that are free. Where other processes read as well, the ring says what all
+    of them have given back (`collect`); the only reader counts by itself what it has read.
+    """
 
     def __init__(self, ring: ShmWriter) -> None:
         self.ring = ring
-        self.due = 0  # tokens to give back; under the wire's lock for sending
+        self.is_shared = ring.layout.num_readers > 1
+        self.most_due = max(1, ring.layout.depth // 2)  # tokens: of so many the writer may need one
+        self.num_read = 0  # changed by the only reader's thread
+        self.num_freed = 0  # records, by all readers; changed under the wire's lock for receiving
+        self.num_returned = 0  # tokens; changed under the wire's lock for sending
         self.is_over = False
-        self.is_refused = False  # by a reader; the writer is to be told
-        self.collect()  # the ring is empty: the writer has these tokens
+        self.is_refused = False  # by one of several readers; the writer is to be told
+        if self.is_shared:
+            self.collect()  # the ring is empty: the writer has these tokens
+            self.num_freed = 0
 
     @property
-    def is_due(self) -> bool:
-        """Whether so many tokens are due that the writer may need them."""
-        return self.due >= max(1, self.ring.layout.depth // 2)
+    def num_due(self) -> int:
+        """How many tokens are to be given back."""
+        return (self.num_freed if self.is_shared else self.num_read) - self.num_returned
 
-    def collect(self) -> int:
-        """How many records the readers have given back since the last call."""
+    def collect(self) -> bool:
+        """Looks what the readers of a shared ring have given back. Whether that is anything, or a reader has closed its end."""
         num = 0
         try:
             while not self.is_over and self.ring.take_room():
                 num += 1
-        except ChannelError:  # a reader has closed its end
+        except ChannelError:
             self.is_refused = True
             self.end()
-        return num
+        self.num_freed += num
+        return num > 0 or self.is_refused
+
+    def _is_open(self) -> bool:
+        """Whether the next record can be written. It is free: the writer had a token for it."""
+        if not (self.is_over or self.is_shared):
+            try:
+                self.ring.has_room()
+            except ChannelError:  # the reader has closed its end
+                self.end()
+        return not self.is_over
 
     def stage(self, kind: int, payload: memoryview) -> None:
         """A value for a record has come."""
-        if not self.is_over:
+        if self._is_open():
             self.ring.stage_record(kind, bytes(payload))
             self.ring.publish()
 
@@ -49,7 +69,7 @@ class Landing:
         place, view = self.ring.reserve(size)
 
         def finish() -> None:
-            if not self.is_over:
+            if self._is_open():
                 self.ring.stage_reserved(place, size, kind)
                 self.ring.publish()
 
