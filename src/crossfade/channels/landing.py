@@ -13,30 +13,30 @@ __all__ = ["Landing"]
 class Landing:
     """Where the values of a channel come down on the readers' host: the writing end of their ring.
 
-    The writer's tokens (`channels.tcp`) stand for records that are free. Where other processes read as well, the ring says what all
-    of them have given back (`collect`); the only reader counts by itself what it has read.
+    The writer's tokens (`channels.tcp`) stand for records that are free. The ring says what its readers have given back
+    (`collect`); an only reader that is a `TcpReader` counts by itself what it has read (``is_counted``), which is quicker.
     """
 
-    def __init__(self, ring: ShmWriter) -> None:
+    def __init__(self, ring: ShmWriter, *, is_counted: bool = False) -> None:
         self.ring = ring
-        self.is_shared = ring.layout.num_readers > 1
+        self.is_counted = is_counted
         self.most_due = max(1, ring.layout.depth // 2)  # tokens: of so many the writer may need one
-        self.num_read = 0  # changed by the only reader's thread
-        self.num_freed = 0  # records, by all readers; changed under the wire's lock for receiving
+        self.num_read = 0  # where it is counted; changed by the reader's thread
+        self.num_freed = 0  # records, where it is not; changed under the wire's lock for receiving
         self.num_returned = 0  # tokens; changed under the wire's lock for sending
         self.is_over = False
-        self.is_refused = False  # by one of several readers; the writer is to be told
-        if self.is_shared:
+        self.is_refused = False  # by a reader; the writer is to be told
+        if not is_counted:
             self.collect()  # the ring is empty: the writer has these tokens
             self.num_freed = 0
 
     @property
     def num_due(self) -> int:
         """How many tokens are to be given back."""
-        return (self.num_freed if self.is_shared else self.num_read) - self.num_returned
+        return (self.num_read if self.is_counted else self.num_freed) - self.num_returned
 
     def collect(self) -> bool:
-        """Looks what the readers of a shared ring have given back. Whether that is anything, or a reader has closed its end."""
+        """Looks what the readers have given back. Whether that is anything, or a reader has closed its end."""
         num = 0
         try:
             while not self.is_over and self.ring.take_room():
@@ -49,7 +49,7 @@ class Landing:
 
     def _is_open(self) -> bool:
         """Whether the next record can be written. It is free: the writer had a token for it."""
-        if not (self.is_over or self.is_shared):
+        if self.is_counted and not self.is_over:
             try:
                 self.ring.has_room()
             except ChannelError:  # the reader has closed its end

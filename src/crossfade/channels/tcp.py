@@ -159,7 +159,7 @@ class TcpReader:
             self._may_nap, self._idle_since_ns = True, 0
             landing.num_read += 1
             wire.owes = True
-            if landing.is_shared or landing.num_read - landing.num_returned >= landing.most_due:
+            if not landing.is_counted or landing.num_read - landing.num_returned >= landing.most_due:
                 wire.give_back(landing)
         return value
 

@@ -100,7 +100,7 @@ class Wire:
         self.owes = False  # whether tokens may be due
         self._writers: dict[int, Sender] = {}
         self._landings: dict[int, Landing] = {}
-        self._shared: list[Landing] = []  # those that other processes read as well
+        self._uncounted: list[Landing] = []  # those whose rings are to be asked for what was given back
         self._unsent: deque[bytes | memoryview] = deque()
         self._inbox = memoryview(bytearray(_INBOX_BYTES))
         self._start = self._end = 0  # of what was received and not looked at
@@ -135,8 +135,8 @@ class Wire:
 
     def add_landing(self, channel: int, landing: Landing) -> None:
         self._landings[channel] = landing
-        if landing.is_shared:
-            self._shared.append(landing)
+        if not landing.is_counted:
+            self._uncounted.append(landing)
 
     def fileno(self) -> int:
         return -1 if self._socket is None else self._socket.fileno()
@@ -244,10 +244,13 @@ class Wire:
     # Receiving
 
     def attend(self) -> bool:
-        """`pump` by a thread that waits for a value and will look again. It does nothing where the last look is a moment ago."""
+        """`pump` by a thread that waits for a value and will look again. It does nothing where the last look is a moment ago and
+        nothing may have to be sent.
+        """
         now_ns = time.monotonic_ns()
         self._attended_ns = now_ns
-        return now_ns - self._looked_ns > _MOMENT_NS and self.pump()
+        is_needed = self.owes or bool(self._unsent or self._uncounted) or now_ns - self._looked_ns > _MOMENT_NS
+        return is_needed and self.pump()
 
     def look(self, nap_ms: int = 0) -> bool:
         """Whether something was moved, by a thread that waits for a value and will look again. It looks for some microseconds, or
@@ -261,7 +264,7 @@ class Wire:
                     if poll(nap_ms):
                         break
                 else:
-                    if not (self.owes or self._unsent or self._shared):
+                    if not (self.owes or self._unsent or self._uncounted):
                         return False
             except RuntimeError:  # another thread is in it
                 pass
@@ -279,7 +282,7 @@ class Wire:
             return False
         try:
             has_moved = self._receive()
-            for landing in self._shared:
+            for landing in self._uncounted:
                 if landing.collect():
                     self.owes = True
         finally:
@@ -291,8 +294,8 @@ class Wire:
             return self._flush() or has_moved
 
     def give_back(self, landing: Landing) -> None:
-        """Looks what can be given back of a landing whose values others read as well, and sends tokens that the writer may need."""
-        if landing.is_shared:
+        """A value was read at a landing: its token goes back with the next value, unless the writer may need it before."""
+        if not landing.is_counted:
             if not self._receiving.acquire(blocking=False):
                 return  # who is at it will find it
             try:

@@ -17,14 +17,14 @@ _yield_core = os.sched_yield
 _LONG_NS = 4_000
 """A yield that takes so long has let somebody else run."""
 _FEWEST, _MOST = 2, 6
-_WITHIN_NS = 3_000_000
+_WITHIN_NS = 30_000_000
 _REST_NS = 1_000_000
 
 
 class Core:
     """The core on which a thread looks for something.
 
-    After two to six long yields within 3 ms the thread moves to another core that it may use, at most once in a millisecond. How
+    After two to six long yields within 30 ms the thread moves to another core that it may use, at most once in a millisecond. How
     many is drawn each time, so that of two which look for each other one moves first, and the other has no long yields any more.
     """
 
