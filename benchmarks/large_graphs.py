@@ -6,13 +6,22 @@ A pipeline of S stages goes through M microbatches, forwards, or forwards and ba
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import crossfade
 from crossfade.collective import allreduce
 
-__all__ = ["GRAPHS", "Stage", "data_parallel", "fan_out", "pipeline", "training_pipeline"]
+__all__ = [
+    "GRAPHS",
+    "Stage",
+    "data_parallel",
+    "fan_out",
+    "forward_through",
+    "pipeline",
+    "train_through",
+    "training_pipeline",
+]
 
 
 class Stage:
@@ -33,7 +42,12 @@ def make_stages(num: int, kind: type[Stage] = Stage, num_gpus: int = 0) -> list[
 
 def pipeline(num_stages: int, num_microbatches: int, kind: type[Stage] = Stage, num_gpus: int = 0) -> Any:
     """Forward passes alone."""
-    stages = make_stages(num_stages, kind, num_gpus)
+    return forward_through(make_stages(num_stages, kind, num_gpus), num_microbatches)
+
+
+def forward_through(stages: Sequence[Any], num_microbatches: int) -> Any:
+    """A pipeline of these actors."""
+    num_stages = len(stages)
     with crossfade.InputNode() as inp:
         values = [inp] * num_microbatches
         for step in range(num_stages + num_microbatches - 1):
@@ -45,7 +59,12 @@ def pipeline(num_stages: int, num_microbatches: int, kind: type[Stage] = Stage, 
 
 def training_pipeline(num_stages: int, num_microbatches: int, kind: type[Stage] = Stage, num_gpus: int = 0) -> Any:
     """All forward passes, then all backward passes (GPipe)."""
-    stages = make_stages(num_stages, kind, num_gpus)
+    return train_through(make_stages(num_stages, kind, num_gpus), num_microbatches)
+
+
+def train_through(stages: Sequence[Any], num_microbatches: int) -> Any:
+    """A training pipeline of these actors."""
+    num_stages = len(stages)
     kept: dict[tuple[int, int], Any] = {}
     with crossfade.InputNode() as inp:
         values = [inp] * num_microbatches

@@ -87,6 +87,7 @@ class Case:
     num_stages: int
     num_microbatches: int
     value_bytes: int = 8
+    engine: str = "local"
     samples_us: list[float] = field(default_factory=list)
     predicted_us: float = 0.0
 
@@ -115,7 +116,7 @@ class Case:
 
     def measure(self, costs: CostModel, num_rounds: int, quiet: Quiet) -> None:
         """In a session of its own: first what the prediction knows, then the prediction, then the graph itself."""
-        crossfade.init(engine="local")
+        crossfade.init(engine=self.engine)
         try:
             workload = quiet.run(self.workload)
             if self.kind is Sleeper:

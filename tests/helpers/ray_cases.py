@@ -1,4 +1,4 @@
-"""What the Ray engine does, on a cluster of two nodes of this machine (`tests.helpers.ray_world`).
+"""What the Ray engine does, on a cluster of two or three nodes of this machine (`tests.helpers.ray_world`).
 
 ``python -m tests.helpers.ray_cases NAME...`` starts the cluster, runs the cases, and prints what became of each as JSON: nothing,
 or the traceback.
@@ -23,10 +23,10 @@ import pytest
 import crossfade
 from crossfade.errors import SessionError
 from crossfade.types import DRIVER
-from tests.helpers import ray_deaths, ray_gpus, ray_taken_over
+from tests.helpers import ray_deaths, ray_gpus, ray_taken_over, ray_three_nodes
 from tests.helpers.ray_world import CASES, LONG, Worker, World, case, long
 
-__all__ = ["CASES", "LONG", "ray_deaths", "ray_gpus", "ray_taken_over"]
+__all__ = ["CASES", "LONG", "ray_deaths", "ray_gpus", "ray_taken_over", "ray_three_nodes"]
 
 
 @case

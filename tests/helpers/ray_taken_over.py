@@ -9,7 +9,7 @@ import pytest
 
 import crossfade
 from crossfade.errors import GraphError
-from tests.helpers.ray_world import Worker, World, case, dies
+from tests.helpers.ray_world import Worker, World, case, dies, long
 
 
 @case
@@ -64,3 +64,44 @@ def rays_own_graphs_are_taken_over(world: World) -> None:
     assert ray.get(second.num_joined.remote()) == 1  # it has left what it was in before
     ray.kill(second)
     dies(lambda: ray.get(graph.execute(1)), "Worker0", within_s=5.0)
+
+
+@case
+def an_actor_that_was_killed_before_the_first_execution_is_dead_for_it(world: World) -> None:
+    _kill_one_after_another(world, 4)
+
+
+@long
+def twenty_actors_that_were_killed_before_the_first_execution(world: World) -> None:
+    for _ in range(5):
+        _kill_one_after_another(world, 5)
+
+
+def _kill_one_after_another(world: World, number: int) -> None:
+    """As the quick start of Compiled Graph ends: one of the actors is killed as soon as the graph is compiled, the very next
+    execution tells, the others live, and a graph of them is compiled.
+    """
+    from ray.dag import InputNode, MultiOutputNode
+
+    ray = world.ray
+    actors = [world.rays(k, is_far=k % 2 == 1) for k in range(number)]
+    while len(actors) > 1:
+        with InputNode() as inp:
+            dag = MultiOutputNode([actor.add.bind(inp) for actor in actors])
+        compiled = crossfade.compile(dag)
+        ray.kill(actors[0])
+        references = compiled.execute(1)
+        with pytest.raises(ray.exceptions.ActorDiedError, match=r"actor Worker\d+ is dead: on .*ray\.kill"):
+            ray.get(references)
+        living = []
+        for actor in actors:
+            try:
+                ray.get(actor.add.remote(1))
+            except ray.exceptions.RayActorError:
+                continue
+            living.append(actor)
+        assert living == actors[1:]
+        actors = living
+    with InputNode() as inp:
+        compiled = crossfade.compile(actors[0].add.bind(inp))
+    assert ray.get(compiled.execute(1)) == number

@@ -1,4 +1,4 @@
-"""A cluster of two nodes of this machine, which count as two hosts, and the cases that run on it, as functions of the cluster."""
+"""A cluster of two or three nodes of this machine, which count as hosts, and the cases that run on it, as functions of it."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class Worker:
 
 
 class World:
-    """The cluster. ``near`` and ``far`` place an actor on the driver's node, or on the other one. A node claims to have two GPUs,
-    or where ``has_gpus`` has one of this machine's.
+    """The cluster. ``near`` and ``far`` place an actor on the driver's node, or on the other one, and ``third`` on one that is made
+    for the first of them. A node claims to have two GPUs, or where ``has_gpus`` has one of this machine's.
     """
 
     def __init__(self, *, has_gpus: bool = False) -> None:
@@ -98,6 +98,7 @@ class World:
         self._has_gpus = has_gpus
         self.nodes: list[Any] = []
         self.cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **self._resources(0)})
+        self._third: Any = None
         self.actors: dict[tuple[str, int], Any] = {}
         self.add_node()
         ray.init(address=self.cluster.address, logging_level="ERROR", log_to_driver=False)
@@ -135,6 +136,15 @@ class World:
 
     def far(self, offset: int = 0) -> Any:
         return self._known(self.nodes[0].node_id, offset)
+
+    def third(self, offset: int = 0) -> Any:
+        if self._third is None:
+            self._third = self.cluster.add_node(**self._resources(len(self.nodes) + 1))
+        return self._known(self._third.node_id, offset)
+
+    def remove_third(self) -> None:
+        self.cluster.remove_node(self._third, allow_graceful=False)
+        self._third = None
 
     def near_victim(self, **options: Any) -> Any:
         return self._new(self.own, 1, **options)

@@ -52,7 +52,7 @@ def open_tcp(depth: int, num_readers: int) -> Iterator[tuple[Writer, Sequence[Re
         ours, theirs = Wire(bell, None, "peer", "there"), Wire(bell, None, "peer", "there")
         for wire, stream in zip((ours, theirs), stream_pair(), strict=True):
             wire.connect(stream)
-        landing = Landing(ShmWriter("n0", block, Heap(heap), [bell] * num_readers))
+        landing = Landing(ShmWriter("n0", block, Heap(heap), [bell] * num_readers), is_counted=num_readers == 1)
         theirs.add_landing(0, landing)
         writer = TcpWriter("n0", ours, 0, depth)
         rings = [ShmReader("n0", block, index, heap, bell) for index in range(num_readers)]

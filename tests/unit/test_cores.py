@@ -1,126 +1,80 @@
-"""The shared cores against a plain model that recomputes everything at every change."""
+"""A thread that looks for work moves away from a core that others want. The clock is the test's, and yields take what it says."""
 
 from __future__ import annotations
 
-from functools import partial
+import os
+import time
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from crossfade.schedule.cores import Cores
+from crossfade.host import cores
+from crossfade.host.cores import Core
 
-Job = tuple[int, int, float, bool]
-"""Start, work, factor, whether it roams."""
+_SHORT_NS, _LONG_NS = 500, 50_000
 
 
-@given(
-    st.integers(1, 4),
-    st.sampled_from([0, 3, 1_000]),
-    st.lists(
-        st.tuples(st.integers(0, 20), st.integers(1, 20), st.sampled_from([1.0, 2.0]), st.booleans()),
-        min_size=1,
-        max_size=8,
-    ),
-)
-def test_shared_cores_equal_a_plain_reference(num_cores: int, balance_us: int, jobs: list[Job]) -> None:
-    cores, ends = Cores(num_cores, balance_us), dict[int, float]()
+class Machine:
+    """Two cores; the thread is on core 0 until it moves."""
 
-    def finish(number: int) -> None:
-        ends[number] = cores.now_us
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, allowed: set[int]) -> None:
+        self.now_ns = 10**12
+        self.yield_ns = _SHORT_NS
+        self.allowed = allowed
+        self.masks: list[set[int]] = []
+        self.fails = False
+        monkeypatch.setattr(time, "monotonic_ns", lambda: self.now_ns)
+        monkeypatch.setattr(cores, "_yield_core", self._yield)
+        monkeypatch.setattr(cores, "libc", lambda: self)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(self.allowed))
+        monkeypatch.setattr(os, "sched_setaffinity", self._set)
 
-    for number, (start, work, factor, roams) in sorted(enumerate(jobs), key=lambda job: job[1][0]):
-        while cores.next_end_us() <= start + 1e-9:
-            cores.finish_next()
-        cores.advance(start)
-        cores.start(work, partial(finish, number), factor, roams=roams)
-    while cores.next_end_us() < float("inf"):
-        cores.finish_next()
-    for number, end in plain(num_cores, balance_us, jobs).items():
-        assert ends[number] == pytest.approx(end, abs=1e-6)
+    def _yield(self) -> None:
+        self.now_ns += self.yield_ns
 
+    def sched_getcpu(self) -> int:
+        return 0
 
-def plain(num_cores: int, balance_us: int, jobs: list[Job]) -> dict[int, float]:
-    """Each core is a list of jobs; the rest of every job is kept, and reduced at every change."""
-    coming = sorted(enumerate(jobs), key=lambda job: job[1][0])
-    rest = {number: work * factor for number, (_, work, factor, _) in coming}
-    cores: list[list[int]] = [[] for _ in range(num_cores)]
-    idle_since = [0.0] * num_cores
-    now, ends = 0.0, dict[int, float]()
+    def _set(self, _: int, mask: set[int]) -> None:
+        self.masks.append(set(mask))
+        if self.fails and mask != self.allowed:
+            raise OSError("that core was switched off")
 
-    def take_over(place: int) -> None:
-        crowded = [core for core in cores if len(core) > 1]
-        with_roaming = [core for core in crowded if any(jobs[number][3] for number in core)]
-        core = max(with_roaming or crowded, key=len)
-        number = next((number for number in core if jobs[number][3]), core[-1])
-        core.remove(number)
-        cores[place].append(number)
-
-    while len(ends) < len(jobs):
-        changes = [coming[0][1][0] - now] if coming else []
-        changes += [rest[number] * len(core) for core in cores for number in core]
-        if any(len(core) > 1 for core in cores):
-            changes += [
-                max(0.0, since + balance_us - now) for core, since in zip(cores, idle_since, strict=True) if not core
-            ]
-        step = min(changes)
-        for core in cores:
-            for number in core:
-                rest[number] -= step / len(core)
-        now += step
-        for place, core in enumerate(cores):
-            for number in [number for number in core if rest[number] < 1e-9]:
-                core.remove(number)
-                ends[number] = now
-                if not core:
-                    idle_since[place] = now
-                    if any(len(c) > 1 and any(jobs[n][3] for n in c) for c in cores):
-                        take_over(place)
-                break
-            else:
-                continue
-            break
-        else:
-            due = [
-                place
-                for place, core in enumerate(cores)
-                if not core and idle_since[place] + balance_us <= now + 1e-9 and any(len(c) > 1 for c in cores)
-            ]
-            if due:
-                take_over(due[0])
-            elif coming and coming[0][1][0] <= now + 1e-9:
-                min(cores, key=len).append(coming.pop(0)[0])
-    return ends
+    def yields(self, number: int, yield_ns: int, pause_ns: int = 0) -> Core:
+        core = Core()
+        self.yield_ns = yield_ns
+        for _ in range(number):
+            core.give_way()
+            self.now_ns += pause_ns
+        return core
 
 
-@pytest.mark.parametrize(
-    ("work_us", "balance_us", "roams", "ends_us"),
-    [
-        (10.0, 1e9, False, [10.0, 20.0, 20.0]),
-        (10.0, 0.0, False, [10.0, 15.0, 15.0]),
-        # At 14, seven of the ten are done of both; the idle core takes one of them over.
-        (10.0, 4.0, False, [10.0, 17.0, 17.0]),
-        (10.0, 1e9, True, [10.0, 15.0, 15.0]),
-    ],
-)
-def test_three_pieces_of_work_on_two_cores(
-    work_us: float, balance_us: float, roams: bool, ends_us: list[float]
-) -> None:
-    cores, ends = Cores(2, balance_us), list[float]()
-    for _ in range(3):
-        cores.start(work_us, lambda: ends.append(cores.now_us), roams=roams)
-    while cores.next_end_us() < float("inf"):
-        cores.finish_next()
-    assert ends == pytest.approx(ends_us)
+def test_short_yields_move_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Machine(monkeypatch, {0, 1}).yields(1000, _SHORT_NS).num_moves == 0
 
 
-def test_slowing_work_down_half_way_stretches_what_is_left() -> None:
-    cores, ends = Cores(1), list[float]()
-    work = cores.start(10.0, lambda: ends.append(cores.now_us))
-    cores.advance(4.0)
-    cores.slow_down(work, 2.0)
-    cores.advance(10.0)
-    cores.slow_down(work, 1.0)
-    cores.finish_next()
-    assert ends == [pytest.approx(4 + 6 + 3)]
-    assert cores.next_end_us() == float("inf")
+def test_a_few_long_yields_move_the_thread_and_it_may_still_use_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, {0, 1})
+    assert machine.yields(6, _LONG_NS).num_moves == 1
+    assert machine.masks == [{1}, {0, 1}]
+
+
+def test_a_thread_that_has_moved_stays_for_a_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, {0, 1})
+    assert 2 <= machine.yields(100, _LONG_NS).num_moves <= 6  # in 5 ms
+
+
+def test_long_yields_that_are_far_apart_move_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Machine(monkeypatch, {0, 1}).yields(50, _LONG_NS, pause_ns=40_000_000).num_moves == 0
+
+
+def test_a_thread_that_may_use_one_core_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, {0})
+    assert machine.yields(100, _LONG_NS).num_moves == 0
+    assert not machine.masks
+
+
+def test_a_core_that_is_gone_leaves_the_thread_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, {0, 1})
+    machine.fails = True
+    machine.yields(6, _LONG_NS)
+    assert machine.masks[-1] == {0, 1}

@@ -35,9 +35,10 @@ def calibrate_tcp(costs: CostModel, **options: Any) -> CostModel:
             sizes, timeline = run_sizes(graph, (1, *RING_BYTES), lambda size, array: array.nbytes == size)
     finally:
         kill(probe)
-    moves = moves_of(timeline, node.actor.id, "write n0"), moves_of(timeline, DRIVER, "read n0")
+    written, read = moves_of(timeline, node.actor.id, "write n0"), moves_of(timeline, DRIVER, "read n0")
+    # From the beginning of the one to the end of the other: much of a value is received while the reader still looks for it.
     points = [
-        (size, max(1.0, sum(spans[number][-1].duration_us for spans in moves) - _ring_us(costs, size)) / 2)
+        (size, max(1.0, read[number][-1].end_us - written[number][0].start_us - _ring_us(costs, size)) / 2)
         for number, size in sizes.items()
     ]
     tcp_us, tcp_us_per_byte = fit_line(points)
@@ -45,4 +46,4 @@ def calibrate_tcp(costs: CostModel, **options: Any) -> CostModel:
 
 
 def _ring_us(costs: CostModel, size_bytes: int) -> float:
-    return costs.write_time_us(size_bytes) + costs.read_time_us(size_bytes)
+    return costs.write_time_us(size_bytes) + costs.hop_us + costs.read_time_us(size_bytes)

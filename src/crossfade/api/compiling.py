@@ -10,7 +10,7 @@ from crossfade.errors import ActorDiedError, GraphError, SessionError
 from crossfade.graph.actors import ActorInfo
 from crossfade.graph.collectives import bind_collective
 from crossfade.graph.nodes import InputNode, MethodNode, MultiOutputNode, Node, bind, describe
-from crossfade.types import CollectiveKind, ReduceOp
+from crossfade.types import DRIVER, CollectiveKind, ReduceOp
 
 if TYPE_CHECKING:
     from crossfade.engines.ray import RayEngine
@@ -59,6 +59,7 @@ class TakenGraph(CompiledGraph):
         """As in Ray, that an actor has died is said by ``ray.get``."""
         from crossfade.engines.ray_graphs import RaysRef
 
+        self._hear_of_deaths()
         try:
             return _for_ray(super().execute(*args, **kwargs))
         except ActorDiedError as error:
@@ -66,7 +67,16 @@ class TakenGraph(CompiledGraph):
             return lost if self.plan.returns_list else lost[0]
 
     async def execute_async(self, /, *args: Any, **kwargs: Any) -> Any:
+        self._hear_of_deaths()
         return _for_ray(await super().execute_async(*args, **kwargs))
+
+    def _hear_of_deaths(self) -> None:
+        """Before the first execution: an actor that was killed after the graph was compiled is dead for it, as in Ray, although its
+        process may live long enough to take part.
+        """
+        if not self._executions.num_submitted and not self._executions.ended:
+            engine: RayEngine = self._session.engine  # type: ignore[assignment]  # no other takes such graphs
+            engine.hear_of_deaths(actor for actor in self.plan.programs if actor != DRIVER)
 
 
 def _for_ray(references: Any) -> Any:

@@ -9,34 +9,54 @@ from crossfade.errors import ChannelError
 
 
 class Landing:
-    """Where the values of a channel come down on the readers' host: the writing end of their ring."""
+    """Where the values of a channel come down on the readers' host: the writing end of their ring.
 
-    def __init__(self, ring: ShmWriter) -> None:
+    The writer's tokens (`channels.tcp`) stand for records that are free. The ring says what its readers have given back
+    (`collect`); an only reader that is a `TcpReader` counts by itself what it has read (``is_counted``), which is quicker.
+    """
+
+    def __init__(self, ring: ShmWriter, *, is_counted: bool = False) -> None:
         self.ring = ring
-        self.due = 0  # tokens to give back; under the wire's lock for sending
+        self.is_counted = is_counted
+        self.most_due = max(1, ring.layout.depth // 2)  # tokens: of so many the writer may need one
+        self.num_read = 0  # where it is counted; changed by the reader's thread
+        self.num_freed = 0  # records, where it is not; changed under the wire's lock for receiving
+        self.num_returned = 0  # tokens; changed under the wire's lock for sending
         self.is_over = False
         self.is_refused = False  # by a reader; the writer is to be told
-        self.collect()  # the ring is empty: the writer has these tokens
+        if not is_counted:
+            self.collect()  # the ring is empty: the writer has these tokens
+            self.num_freed = 0
 
     @property
-    def is_due(self) -> bool:
-        """Whether so many tokens are due that the writer may need them."""
-        return self.due >= max(1, self.ring.layout.depth // 2)
+    def num_due(self) -> int:
+        """How many tokens are to be given back."""
+        return (self.num_read if self.is_counted else self.num_freed) - self.num_returned
 
-    def collect(self) -> int:
-        """How many records the readers have given back since the last call."""
+    def collect(self) -> bool:
+        """Looks what the readers have given back. Whether that is anything, or a reader has closed its end."""
         num = 0
         try:
             while not self.is_over and self.ring.take_room():
                 num += 1
-        except ChannelError:  # a reader has closed its end
+        except ChannelError:
             self.is_refused = True
             self.end()
-        return num
+        self.num_freed += num
+        return num > 0 or self.is_refused
+
+    def _is_open(self) -> bool:
+        """Whether the next record can be written. It is free: the writer had a token for it."""
+        if self.is_counted and not self.is_over:
+            try:
+                self.ring.has_room()
+            except ChannelError:  # the reader has closed its end
+                self.end()
+        return not self.is_over
 
     def stage(self, kind: int, payload: memoryview) -> None:
         """A value for a record has come."""
-        if not self.is_over:
+        if self._is_open():
             self.ring.stage_record(kind, bytes(payload))
             self.ring.publish()
 
@@ -47,7 +67,7 @@ class Landing:
         place, view = self.ring.reserve(size)
 
         def finish() -> None:
-            if not self.is_over:
+            if self._is_open():
                 self.ring.stage_reserved(place, size, kind)
                 self.ring.publish()
 

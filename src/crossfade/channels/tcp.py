@@ -14,7 +14,6 @@ What a writer accepted and the connection has not taken is copied and sent later
 
 from __future__ import annotations
 
-import os
 import pickle
 import time
 from collections.abc import Callable, Sequence
@@ -27,13 +26,11 @@ from crossfade.channels.values.codec import PLAIN_TYPES, message_of, prepare
 from crossfade.channels.values.layout import Encoded, Pickled, encode
 from crossfade.channels.wire import Wire, padded
 from crossfade.errors import ChannelBroken, ChannelClosed
+from crossfade.host.cores import Core
 
-_yield_core = os.sched_yield
-_MOMENT_MS = 1
-_LOOKS_A_PUMP = 8
-"""So often it also looks for what other readers of its host have given back."""
-_LOOK_NS = 40_000
-"""An answer from another core is there by then (30 us there and back); one from the same core comes when this side yields it."""
+_NAP_MS = 1
+_LOOK_NS = 120_000
+"""An answer that takes no work is there by then: a few packets take 30 us there and back, and 60 us where the machine is busy."""
 
 
 class TcpWriter:
@@ -88,13 +85,16 @@ class TcpWriter:
 
     def _send(self, kind: int, parts: Sequence[bytes | memoryview], size: int) -> None:
         self._num_taken += 1
-        self._wire.send(self._channel, kind, parts, size)
         self._num_values += 1
         if size > INLINE_BYTES:
             self._num_bytes += size
+            self._wire.send(self._channel, kind, parts, size)
+        else:
+            self._wire.send_small(self._channel, kind, b"".join(parts))
 
     def has_room(self) -> bool:
-        self._raise_if_ended()
+        if self._wire.fault or self._reason or self.is_closed:
+            self._raise_if_ended()
         if self._num_given == self._num_taken:
             self._wire.pump()
             self._raise_if_ended()
@@ -139,44 +139,45 @@ class TcpReader:
         self._wire = wire
         self._landing = landing
         self._has_nothing = ring.is_idle
-        self._may_wait = True
-        self._num_looks = 0
+        self._core = Core()
+        self._may_nap = True
         self._idle_since_ns = 0  # since when it has looked in vain after the last value; 0 if it has not
 
     def try_start(self) -> bool:
         return True
 
     def try_read(self) -> object:
-        ring = self._ring
+        ring, wire, landing = self._ring, self._wire, self._landing
         if self._has_nothing() and not ring.is_closed:
-            self._wire.attend()
-            if ring.is_other_gone and self._wire.fault and self._has_nothing():
-                ring.break_off(self._wire.fault)
+            wire.attend()
+            if ring.is_other_gone and wire.fault and self._has_nothing():
+                ring.break_off(wire.fault)
         value = ring.try_read()
         if value is not EMPTY:
-            self._may_wait, self._idle_since_ns = True, 0
-            self._wire.give_back(self._landing)
+            self._may_nap, self._idle_since_ns = True, 0
+            landing.num_read += 1
+            wire.owes = True
+            if not landing.is_counted or landing.num_read - landing.num_returned >= landing.most_due:
+                wire.give_back(landing)
         return value
 
     def is_idle(self) -> bool:
-        """Looks at the wire and yields the core: a look is a system call, so fifty in a row, as `Doorbell` makes them, would keep
-        the other side waiting where both share a core. Once after each value, having looked in vain, it sleeps a moment.
+        """Looks at the wire, and gives way to others who want the core: a look is several system calls, so fifty in a row, as
+        `Doorbell` makes them, would keep the other side waiting where both share a core. Once after each value, having looked in
+        vain, it sleeps.
         """
         if not self._has_nothing():
             return False
-        wire = self._wire
-        self._num_looks += 1
-        if wire.has_arrived() or wire.owes or not self._num_looks % _LOOKS_A_PUMP:
-            wire.pump()
-            return bool(self._has_nothing())
-        if self._may_wait:
+        nap_ms = 0
+        if self._may_nap:
             now_ns = time.monotonic_ns()
             self._idle_since_ns = self._idle_since_ns or now_ns
             if now_ns - self._idle_since_ns > _LOOK_NS:
-                self._may_wait = False
-                wire.has_arrived(_MOMENT_MS)
-                return True
-        _yield_core()
+                self._may_nap = False
+                nap_ms = _NAP_MS
+        if self._wire.look(nap_ms):
+            return bool(self._has_nothing())
+        self._core.give_way()
         return True
 
     def release(self) -> None:

@@ -46,6 +46,10 @@ _MOST_CALLS = 64
 """System calls of one look, so that one busy connection does not keep a thread from others."""
 _ATTENDED_NS = 1_200_000
 """Who has looked so lately is going to look again."""
+_MOMENT_NS = 50_000
+"""Who has looked so lately, and found nothing, looks later."""
+_LOOKS = 6
+"""So often in a row a look asks whether something has come, some microseconds long."""
 
 _COPIED_PER_S = 1.5e9
 """Bytes that are copied into new memory in a second."""
@@ -89,17 +93,18 @@ class Wire:
         self._socket: socket.socket | None = None  # once there is a connection; until then what is sent waits
         self._bell = bell
         self._doorbell = doorbell
-        self._poller: select.poll | None = None
+        self._poll: Callable[[int], object] | None = None  # whether something has come, within milliseconds
         self._sending, self._receiving = threading.Lock(), threading.Lock()
-        self._has_due = False  # whether tokens are due that no look for work has sent
+        self.owes = False  # whether tokens may be due
         self._writers: dict[int, Sender] = {}
         self._landings: dict[int, Landing] = {}
+        self._uncounted: list[Landing] = []  # those whose rings are to be asked for what was given back
         self._unsent: deque[bytes | memoryview] = deque()
         self._inbox = memoryview(bytearray(_INBOX_BYTES))
         self._start = self._end = 0  # of what was received and not looked at
         self._target: memoryview | None = None  # where the rest of a value goes, while one is being received
         self._finish: Callable[[], None] = _nothing  # what is done once it has come whole
-        self._attended_ns = 0
+        self._attended_ns = self._looked_ns = 0
         self.num_bytes_sent = 0
         self.wants_room: Callable[[], None] = _nothing  # called when something is left to be sent
 
@@ -111,8 +116,9 @@ class Wire:
                 stream.close()
                 return
             self._stream, self._socket = stream, stream.socket
-            self._poller = select.poll()
-            self._poller.register(stream.socket, select.POLLIN)
+            poller = select.poll()
+            poller.register(stream.socket, select.POLLIN)
+            self._poll = poller.poll
         if self._doorbell is not None:
             with suppress(SessionError):  # it was closed meanwhile
                 self._doorbell.watch(self.fileno(), self._readable)
@@ -127,6 +133,8 @@ class Wire:
 
     def add_landing(self, channel: int, landing: Landing) -> None:
         self._landings[channel] = landing
+        if not landing.is_counted:
+            self._uncounted.append(landing)
 
     def fileno(self) -> int:
         return -1 if self._socket is None else self._socket.fileno()
@@ -141,11 +149,28 @@ class Wire:
     def send(self, channel: int, kind: int, parts: Sequence[bytes | memoryview], size: int) -> None:
         """Sends a value, or queues what the connection does not take now. Errors show in ``fault``."""
         with self._sending:
-            frames = [*self._tokens(), _HEAD.pack(channel, kind, size), *parts]
-            self._queue([b"".join(frames)] if size <= INLINE_BYTES else frames)
+            self._queue([*self._tokens(), _HEAD.pack(channel, kind, size), *parts])
             self._flush()
             if self._unsent:
                 self._keep_rest()
+
+    def send_small(self, channel: int, kind: int, payload: bytes) -> None:
+        """`send` for a value that is better copied than sent in parts; in most cases that is one system call."""
+        frame = _HEAD.pack(channel, kind, len(payload)) + payload
+        with self._sending:
+            if self.owes:
+                frame = b"".join((*self._tokens(), frame))
+            if not self._unsent and self._socket is not None and not self.fault:
+                try:
+                    num_sent = self._socket.send(frame)
+                except OSError:  # the flush meets it again
+                    num_sent = 0
+                self.num_bytes_sent += num_sent
+                if num_sent == len(frame):
+                    return
+                frame = frame[num_sent:]
+            self._queue([frame])
+            self._flush()
 
     def _keep_rest(self) -> None:
         """Sends what is left of values that their owner may change, as long as a copy would take; then copies the rest (CH-1)."""
@@ -173,11 +198,17 @@ class Wire:
 
     def _tokens(self, *, only_due: bool = False) -> list[bytes]:
         """Frames for the tokens that are to be given back."""
-        frames = []
+        frames: list[bytes] = []
+        if not self.owes:
+            return frames
+        self.owes = False  # before looking: another thread may say so again meanwhile
         for channel, landing in self._landings.items():
-            if landing.is_due if only_due else landing.due:
-                frames.append(_HEAD.pack(channel, _TOKENS, landing.due))
-                landing.due = 0
+            num = landing.num_due
+            if num and (num >= landing.most_due or not only_due):
+                frames.append(_HEAD.pack(channel, _TOKENS, num))
+                landing.num_returned += num
+            elif num:
+                self.owes = True
             if landing.is_refused:
                 frames.append(_HEAD.pack(channel, _REFUSED, 0))
                 landing.is_refused = False
@@ -210,25 +241,32 @@ class Wire:
 
     # Receiving
 
-    def attend(self) -> None:
-        """`pump` by a thread that waits for a value, and will look again at once."""
-        self._attended_ns = time.monotonic_ns()
-        self.pump()
+    def attend(self) -> bool:
+        """`pump` by a thread that waits for a value and will look again. It does nothing where the last look is a moment ago and
+        nothing may have to be sent.
+        """
+        now_ns = time.monotonic_ns()
+        self._attended_ns = now_ns
+        is_needed = self.owes or bool(self._unsent or self._uncounted) or now_ns - self._looked_ns > _MOMENT_NS
+        return is_needed and self.pump()
 
-    @property
-    def owes(self) -> bool:
-        """Whether something is to be sent that `pump` sends."""
-        return self._has_due or bool(self._unsent)
-
-    def has_arrived(self, within_ms: int = 0) -> bool:
-        """Whether something has come, or comes within the time, in which it sleeps. For a thread that will look again at once."""
-        self._attended_ns = time.monotonic_ns()
-        if self._poller is None or self.fault:
-            return True
-        try:
-            return bool(self._poller.poll(within_ms))
-        except RuntimeError:  # another thread is in it
-            return True
+    def look(self, nap_ms: int = 0) -> bool:
+        """Whether something was moved, by a thread that waits for a value and will look again. It looks for some microseconds, or
+        sleeps up to ``nap_ms``.
+        """
+        self._attended_ns = self._looked_ns = time.monotonic_ns()
+        poll = self._poll
+        if poll is not None and not self.fault:
+            try:
+                for _ in range(1 if nap_ms else _LOOKS):
+                    if poll(nap_ms):
+                        break
+                else:
+                    if not (self.owes or self._unsent or self._uncounted):
+                        return False
+            except RuntimeError:  # another thread is in it
+                pass
+        return self.pump()
 
     @property
     def is_attended(self) -> bool:
@@ -242,34 +280,30 @@ class Wire:
             return False
         try:
             has_moved = self._receive()
-            freed = [(landing, num) for landing in self._landings.values() if (num := landing.collect())]
+            for landing in self._uncounted:
+                if landing.collect():
+                    self.owes = True
         finally:
             self._receiving.release()
-        is_refused = any(landing.is_refused for landing in self._landings.values())
-        if not (freed or self._unsent or self._has_due or is_refused):
+        if not (self.owes or self._unsent):
             return has_moved
         with self._sending:
-            for landing, num in freed:
-                landing.due += num
             self._queue(self._tokens())
-            self._has_due = False
             return self._flush() or has_moved
 
     def give_back(self, landing: Landing) -> None:
         """A value was read at a landing: its token goes back with the next value, unless the writer may need it before."""
-        if not self._receiving.acquire(blocking=False):
-            return  # who is at it will find it
-        try:
-            num = landing.collect()
-        finally:
-            self._receiving.release()
-        if num:
+        if not landing.is_counted:
+            if not self._receiving.acquire(blocking=False):
+                return  # who is at it will find it
+            try:
+                landing.collect()
+            finally:
+                self._receiving.release()
+        if landing.num_due >= landing.most_due:
             with self._sending:
-                landing.due += num
-                self._has_due = True
-                if landing.is_due:
-                    self._queue(self._tokens(only_due=True))
-                    self._flush()
+                self._queue(self._tokens(only_due=True))
+                self._flush()
 
     def _receive(self) -> bool:
         has_received = False
@@ -280,7 +314,7 @@ class Wire:
                 if self._target is not None:
                     num = self._socket.recv_into(self._target)
                 else:
-                    num = self._socket.recv_into(self._inbox[self._end :])
+                    num = self._socket.recv_into(self._inbox[self._end :] if self._end else self._inbox)
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as error:
@@ -305,35 +339,36 @@ class Wire:
         return has_received
 
     def _take_frames(self) -> None:
-        inbox = self._inbox
-        while self._target is None and self._end - self._start >= _HEAD.size:
-            channel, kind, size = _HEAD.unpack_from(inbox, self._start)
-            body = self._start + _HEAD.size
+        inbox, start, end = self._inbox, self._start, self._end
+        while self._target is None and end - start >= _HEAD.size:
+            channel, kind, size = _HEAD.unpack_from(inbox, start)
+            body = start + _HEAD.size
             if kind == _TOKENS:
                 self._writers[channel].add_tokens(size)
-                self._start = body
+                start = body
             elif kind == _REFUSED:
                 self._writers[channel].break_off("the other side closed it")
-                self._start = body
+                start = body
             elif kind == _END:
                 if landing := self._landings.get(channel):
                     landing.end()
-                self._start = body
+                start = body
             elif kind not in (SLOT_BYTES, SLOT_MESSAGE) and size <= INLINE_BYTES:
-                if self._end - body < size:
+                if end - body < size:
                     break
-                self._landings[channel].stage(kind, inbox[body : body + size])
-                self._start = body + size
+                start = body + size
+                self._landings[channel].stage(kind, inbox[body:start])
             else:
-                num_here = min(size, self._end - body)
-                self._begin(self._landings[channel], kind, size, inbox[body : body + num_here])
-                self._start = body + num_here
-        if self._start == self._end:
-            self._start = self._end = 0
-        elif self._target is None and self._start:
-            rest = bytes(inbox[self._start : self._end])
+                num_here = min(size, end - body)
+                start = body + num_here
+                self._begin(self._landings[channel], kind, size, inbox[body:start])
+        if start == end:
+            start = end = 0
+        elif self._target is None and start:
+            rest = bytes(inbox[start:end])
             inbox[: len(rest)] = rest
-            self._start, self._end = 0, len(rest)
+            start, end = 0, len(rest)
+        self._start, self._end = start, end
 
     def _begin(self, landing: Landing, kind: int, size: int, here: memoryview) -> None:
         """A value for a slot has begun to come."""

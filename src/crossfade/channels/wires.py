@@ -37,9 +37,9 @@ class Wires:
         if threading.current_thread() is not self._thread:
             os.eventfd_write(self._wake_fd, 1)
 
-    def pump(self) -> bool:
-        """Moves what can be moved now."""
-        return any([wire.pump() for wire in self.all])
+    def attend(self) -> bool:
+        """Moves what can be moved now, in the party's thread. Returns whether that was anything."""
+        return any([wire.attend() for wire in self.all])
 
     def _look_after(self) -> None:
         poller, pause = select.poll(), select.poll()

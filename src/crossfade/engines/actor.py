@@ -107,7 +107,7 @@ class Actor:
         if self._devices is not None and self._devices.is_pending and self._devices.poll():
             has_moved = True
         for wires in self._wires.values():
-            if wires.pump():
+            if wires.attend():
                 has_moved = True
         if has_moved and not self._doorbell.flags[1]:
             return True

@@ -149,7 +149,9 @@ class Wiring:
             if party == spec.landing:
                 heap = heaps.setdefault(heap_of(plan, spec), Heap(memory))
                 bells = [self._bells[reader] for reader in spec.readers]
-                landing = Landing(ShmWriter(spec.id, block, heap, bells, buffer_bytes=spec.buffer_bytes))
+                is_counted = len(spec.readers) == 1 and spec.transport is Transport.TCP
+                ring_writer = ShmWriter(spec.id, block, heap, bells, buffer_bytes=spec.buffer_bytes)
+                landing = Landing(ring_writer, is_counted=is_counted)
                 wires[spec.writer].add_landing(indices[spec.id], landing)
             bell = self._bells[spec.landing]
             if spec.transport is Transport.NCCL and self.device_ends is not None:
