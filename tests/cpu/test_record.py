@@ -251,7 +251,7 @@ def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
 
 
 def test_some_steps_of_a_script(tmp_path: Path) -> None:
-    code, out, _ = run(tmp_path, "--skip", "2", "--steps", "3", "9", "0")
+    code, out, _ = run(tmp_path, "--skip", "2", "--steps", "3", "--with-tensors", "9", "0")
     assert code == 0
     path = tmp_path / "out" / "rank3.json.gz"
     assert "name __main__ ['0']" in out
@@ -262,6 +262,7 @@ def test_some_steps_of_a_script(tmp_path: Path) -> None:
     assert sum(name.startswith("ProfilerStep#") for name in names) == 3
     assert (trace["crossfade"]["rank"], trace["crossfade"]["world_size"]) == (3, 4)
     assert trace["crossfade"]["untraced_us"] > 0.0, "the last of the steps that are skipped are timed"
+    assert trace["crossfade"]["tensors"]
 
 
 def test_a_script_that_fails_or_ends_early(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ known, and nothing is inferred.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -87,6 +87,7 @@ class _Events:
         self._operators = trace.operators
         self._last: dict[int, Activity] = {}  # the last launched, by thread
         self._last_of_caller: dict[int, Activity] = {}  # the same, without collectives on streams of their own
+        self._last_on_lane: dict[tuple[int, int], Activity] = {}  # by stream, in whichever thread
         self._records: dict[int, Activity | None] = {}  # behind what a thread's last record lies, until a wait takes it
         self._open: dict[int, list[_OpenWait]] = {}  # by thread, waits without a target yet
         self._outstanding: list[Activity] = []  # collectives that nobody has waited for yet
@@ -100,7 +101,7 @@ class _Events:
                 self._launch(call, scope)
             elif call.role is Role.RECORD and (scope is None or scope.message.collective == "wait"):
                 if call not in self._exact.records:
-                    self._records[call.thread] = self._last.get(call.thread)
+                    self._records[call.thread] = self._before(self._last, call.thread)
             elif call.role is Role.WAIT_EVENT and call in self._exact.edges:
                 self._follow(call)
                 self._open.setdefault(call.thread, []).append(_OpenWait(call, scope, None))
@@ -124,17 +125,22 @@ class _Events:
         if target.kind is ActivityKind.COMMUNICATION and (target.message is not None and scope is not None):
             self._waits.is_on_own_stream[target] = bool(own)
             if own and own[0].call not in self._exact.edges:
-                self._add(target, self._last_of_caller.get(call.thread))
+                self._add(target, self._before(self._last_of_caller, call.thread))
         for wait in rest:
             if wait.call not in self._exact.edges:
                 self._resolve(target, *wait)
-        self._last[call.thread] = call.activities[-1]
+        self._last[call.thread] = self._last_on_lane[call.activities[-1].lane] = call.activities[-1]
         is_beside = self._waits.is_on_own_stream.get(target, False)
         if is_beside:
             self._outstanding.append(target)
             del self._outstanding[:-_MOST_OUTSTANDING]
         else:
             self._last_of_caller[call.thread] = call.activities[-1]
+
+    def _before(self, last: Mapping[int, Activity], thread: int) -> Activity | None:
+        """What was launched last, by any thread, on the stream that a thread used last: autograd launches for its caller too."""
+        own = last.get(thread)
+        return None if own is None else self._last_on_lane[own.lane]
 
     def _follow(self, wait: Call) -> None:
         """Adds the edge of a wait that is known."""

@@ -29,9 +29,9 @@ def late_events(view: View) -> Iterator[Finding]:
     yield Finding(
         Cause.LATE_EVENT,
         f"{view.name_of(first)} waits for computation that does not make its input: its event is recorded too late",
-        f"{view.a_step(len(found)):.3g} collectives a step wait for later work than"
-        f" {view.traced.activities[found[first]].name.split('(')[0][:60]} which makes what is sent; computation waits"
-        f" for them for {share(view.share_of(lost))} of the time",
+        f"{view.a_step(len(found)):.3g} collectives a step wait for later work than what makes their input"
+        f" ({view.traced.activities[found[first]].name.split('(')[0][:60]}, ...); computation waits for them for"
+        f" {share(view.share_of(lost))} of the time",
         view.work_sites(found),
         "launch each collective right behind what makes its input, or record an event there and let its stream wait for that",
         "ready = torch.cuda.Event()\nready.record()                       # right behind what makes x\n"

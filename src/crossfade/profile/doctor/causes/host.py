@@ -168,9 +168,7 @@ def launches(view: View) -> Iterator[Finding]:
         f" yet; {num:,.0f} launches a"
         f" step, of kernels of {mean_us:.3g} us on average",
         "the whole step",
-        "capture the step in a CUDA graph, or compile it; larger batches, fused kernels and optimizers launch"
-        " less. Tracing makes each"
-        " launch dearer: compare with a step that is not traced",
+        "capture the step in a CUDA graph, or compile it; larger batches, fused kernels and optimizers launch less",
         'step = torch.compile(step, mode="reduce-overhead")',
         view.loss_marks(losses, "nothing launched yet"),
         with_free_launches,
