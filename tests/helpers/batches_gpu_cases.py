@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -9,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from crossfade.batches import interleave, interleaved
+from crossfade.batches import carriers, interleave, interleaved
 from crossfade.batches.calibration import MOST_STEPS
 from tests.helpers.batches_cases import meet
 from tests.helpers.batches_models import NEAR, all_sum, assert_near, gradients, random_model, same_input, train
@@ -53,6 +55,20 @@ def long_steps(device: str) -> None:
         for seed in range(6):
             x = torch.randn(4096, 2048, generator=torch.Generator().manual_seed(seed)).to(device)
             assert_near(train(handle, model, x), train(model, model, x), 1e-3)
+
+
+def replayed(device: str) -> None:
+    """Copies of an eager step come again at the same addresses, so they are replayed; the input is another one each time."""
+    model, handles = Wide(512, device), list[Any]()
+    handle = interleave(model, way=COPIES)
+    with torch.no_grad():
+        for seed in range(10):
+            x = torch.randn(1024, 512, generator=torch.Generator().manual_seed(seed)).to(device)
+            assert torch.allclose(handle(x), model(x), atol=1e-4), seed
+    for peers in carriers._LANES.values():
+        handles += [each for name, each in peers.belongings.items() if "batches.carriers" in name]
+    assert all(any(graph is not None for graph in each._graphs.values()) for each in handles)
+    assert len(handles) >= 2
 
 
 def captured(device: str) -> None:
@@ -182,6 +198,7 @@ def what_cannot_be_captured(device: str) -> None:
 CASES: dict[str, Case] = {
     "random_models": random_models,
     "long_steps": long_steps,
+    "replayed": replayed,
     "captured": captured,
     "calibration": calibration,
     "recorded": recorded,

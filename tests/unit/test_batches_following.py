@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("torch", reason="the store is torch's")
 
+from torch._C import _DistNetworkError
 from torch._C._distributed_c10d import HashStore
 
 from crossfade.batches import following
@@ -122,6 +125,21 @@ def test_an_error_is_told_to_those_that_have_ended_the_run() -> None:
     ranks[0].begin()
     with pytest.raises(BatchesError, match="rank 1 has raised: KeyError: 'mine'"):
         ranks[0].end({(0, 1): [SUM, SUM]})
+
+
+def test_a_store_that_is_gone_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank that has it may end its program while others are in their last run."""
+
+    def gone(*_: object) -> None:
+        raise _DistNetworkError("connection reset by peer")
+
+    ranks = followers(2)
+    run(ranks, {(0, 1): [SUM]})
+    monkeypatch.setattr(ranks[0], "_store", SimpleNamespace(set=gone, multi_get=gone))
+    for _ in range(2):
+        ranks[0].begin()
+        ranks[0].end({(0, 1): [SUM]})
+    assert ranks[0].fail(KeyError(), {}) is None
 
 
 def test_an_error_of_all_ranks_is_no_disagreement() -> None:

@@ -72,6 +72,7 @@ class Follower:
         self._ranks = ranks
         self._rank = rank
         self._limit = timedelta(seconds=timeout_s)
+        self._is_alone = len(ranks) == 1
         self._run = -1
         self._sums: _Sums = {}
         self._said: _Said = {}  # of the last runs that did not raise
@@ -83,7 +84,7 @@ class Follower:
 
     def _add_group(self, ranks: Ranks) -> None:
         before = ranks[ranks.index(self._rank) - 1]
-        if before != self._rank:
+        if before != self._rank and before in self._ranks:
             self._before.add(before)
 
     def begin(self) -> None:
@@ -99,19 +100,21 @@ class Follower:
         self._sums = self._with(order)
         before = max(self._said, default=None)
         self._said = dict([*self._said.items(), (self._run, self._sums)][-_NUM_SAID:])
-        if len(self._ranks) == 1:
+        if self._is_alone:
             return
-        self._store.set(
-            f"said {self._rank}", json.dumps([(run, list(sums.items())) for run, sums in self._said.items()])
-        )
-        if before is not None:
-            for rank, said in list(self._ahead.items()):
-                self._compare(rank, before, said)
-            self._wait_for(before)
+        said = json.dumps([(run, list(sums.items())) for run, sums in self._said.items()])
+        try:
+            self._store.set(f"said {self._rank}", said)
+            if before is not None:
+                for rank, known in list(self._ahead.items()):
+                    self._compare(rank, before, known)
+                self._wait_for(before)
+        except RuntimeError:  # the store is gone: the process that had it has ended, and waits for nobody
+            self._is_alone = True
 
     def fail(self, error: BaseException, order: Mapping[Ranks, Sequence[Issued]]) -> BatchesError | None:
         """The run has raised, after these: tells the others. Gives the error that says what has led to it, if that is known."""
-        if len(self._ranks) == 1:
+        if self._is_alone:
             return None
         cause: BatchesError | None = None
         with suppress(RuntimeError):  # the store may be what has failed
