@@ -24,7 +24,8 @@ from crossfade.channels.ring_layout import BYTES, INLINE_BYTES, PICKLE, SLOT_BYT
 from crossfade.channels.shm_reader import ShmReader
 from crossfade.channels.values.codec import PLAIN_TYPES, message_of, prepare
 from crossfade.channels.values.layout import Encoded, Pickled, encode
-from crossfade.channels.wire import Wire, padded
+from crossfade.channels.wire import Wire
+from crossfade.channels.wire_frames import padded
 from crossfade.errors import ChannelBroken, ChannelClosed
 from crossfade.host.cores import Core
 

@@ -1,16 +1,5 @@
 """A wire: one TCP connection between two processes of different hosts, for all channels between them (`channels.tcp`).
 
-::
-
-    0         4        8                16
-    ┌─────────┬────────┬────────────────┬─────────...
-    │ channel │ kind   │ size in bytes, │ payload
-    │         │        │ or a count     │
-    └─────────┴────────┴────────────────┴─────────...
-
-A payload is what lies in a slot of a ring, byte for byte, so that it is received where it stays; one system call sends a frame from
-the places where its parts lie. Frames that give tokens back, and that end a channel, have no payload.
-
 Any thread may move bytes, one at a time; nobody waits for that one. The party does it itself while it looks for work, and its
 doorbell wakes it when something comes while it sleeps. A thread does it while the party runs a method, or something is left to be
 sent (`channels.wires`).
@@ -20,24 +9,19 @@ from __future__ import annotations
 
 import select
 import socket
-import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Protocol
 
 from crossfade.channels.landing import Landing
 from crossfade.channels.ring_layout import INLINE_BYTES, SLOT_BYTES, SLOT_MESSAGE
-from crossfade.channels.values.layout import Encoded
+from crossfade.channels.wire_frames import END, HEAD, REFUSED, TOKENS, Sender
 from crossfade.errors import SessionError
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.tcp import Stream
-
-_HEAD = struct.Struct("<IIQ")
-_TOKENS, _END, _REFUSED = 100, 101, 102  # kinds that no record has
 
 _INBOX_BYTES = 1 << 16
 _MOST_PARTS = 64
@@ -55,29 +39,6 @@ _COPIED_PER_S = 1.5e9
 """Bytes that are copied into new memory in a second."""
 
 _GONE = "the connection was closed by the other side"
-
-
-def padded(message: Encoded) -> list[bytes | memoryview]:
-    """The parts of a message, and between them the bytes that lie between them in a slot."""
-    parts: list[bytes | memoryview] = [message.head]
-    at = len(message.head)
-    for offset, data in message.buffers:
-        if offset > at:
-            parts.append(bytes(offset - at))
-        if data.nbytes:
-            parts.append(data)
-        at = offset + data.nbytes
-    return parts
-
-
-class Sender(Protocol):
-    """The writing end of a channel, as its wire knows it."""
-
-    def add_tokens(self, number: int) -> None:
-        """The landing gives tokens back."""
-
-    def break_off(self, reason: str) -> None:
-        """A reader does not read any more."""
 
 
 class Wire:
@@ -149,14 +110,14 @@ class Wire:
     def send(self, channel: int, kind: int, parts: Sequence[bytes | memoryview], size: int) -> None:
         """Sends a value, or queues what the connection does not take now. Errors show in ``fault``."""
         with self._sending:
-            self._queue([*self._tokens(), _HEAD.pack(channel, kind, size), *parts])
+            self._queue([*self._tokens(), HEAD.pack(channel, kind, size), *parts])
             self._flush()
             if self._unsent:
                 self._keep_rest()
 
     def send_small(self, channel: int, kind: int, payload: bytes) -> None:
         """`send` for a value that is better copied than sent in parts; in most cases that is one system call."""
-        frame = _HEAD.pack(channel, kind, len(payload)) + payload
+        frame = HEAD.pack(channel, kind, len(payload)) + payload
         with self._sending:
             if self.owes:
                 frame = b"".join((*self._tokens(), frame))
@@ -189,7 +150,7 @@ class Wire:
     def send_end(self, channel: int) -> None:
         """Says that no more values of a channel come."""
         with self._sending:
-            self._queue([_HEAD.pack(channel, _END, 0)])
+            self._queue([HEAD.pack(channel, END, 0)])
             self._flush()
 
     def _queue(self, parts: Iterable[bytes | memoryview]) -> None:
@@ -205,12 +166,12 @@ class Wire:
         for channel, landing in self._landings.items():
             num = landing.num_due
             if num and (num >= landing.most_due or not only_due):
-                frames.append(_HEAD.pack(channel, _TOKENS, num))
+                frames.append(HEAD.pack(channel, TOKENS, num))
                 landing.num_returned += num
             elif num:
                 self.owes = True
             if landing.is_refused:
-                frames.append(_HEAD.pack(channel, _REFUSED, 0))
+                frames.append(HEAD.pack(channel, REFUSED, 0))
                 landing.is_refused = False
         return frames
 
@@ -340,16 +301,16 @@ class Wire:
 
     def _take_frames(self) -> None:
         inbox, start, end = self._inbox, self._start, self._end
-        while self._target is None and end - start >= _HEAD.size:
-            channel, kind, size = _HEAD.unpack_from(inbox, start)
-            body = start + _HEAD.size
-            if kind == _TOKENS:
+        while self._target is None and end - start >= HEAD.size:
+            channel, kind, size = HEAD.unpack_from(inbox, start)
+            body = start + HEAD.size
+            if kind == TOKENS:
                 self._writers[channel].add_tokens(size)
                 start = body
-            elif kind == _REFUSED:
+            elif kind == REFUSED:
                 self._writers[channel].break_off("the other side closed it")
                 start = body
-            elif kind == _END:
+            elif kind == END:
                 if landing := self._landings.get(channel):
                     landing.end()
                 start = body
