@@ -24,8 +24,6 @@ from crossfade.errors import BatchesError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Agreement", "line_up", "maximum"]
-
 _COUNT = itertools.count()
 
 

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["LEAST_GAIN", "MOST_STEPS", "Calibration", "Moves", "Trial", "Way", "choose"]
-
 MOST_STEPS = 12
 MOST_ROUNDS = 4
 LEAST_GAIN = 0.02

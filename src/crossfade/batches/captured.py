@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["CapturedCall"]
-
 
 class CapturedCall:
     """One call, captured for arguments of one signature. It needs no gradient, and keeps no state on the CPU.

@@ -24,8 +24,6 @@ from crossfade.peers.replays import Replays
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["WORKS", "Carrier", "CopyEngines", "ProcessGroups", "Work", "group_name", "options_of", "own_stream"]
-
 _inside: Any = dist.distributed_c10d
 _cuda: Any = torch.cuda
 _C: Any = torch._C

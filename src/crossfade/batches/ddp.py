@@ -9,8 +9,6 @@ from torch.utils import _pytree as pytree
 
 from crossfade.errors import BatchesError
 
-__all__ = ["OneBackward"]
-
 
 class OneBackward:
     """Raises in the second backward that comes to a DDP module's outputs of one run.

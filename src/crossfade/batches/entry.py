@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from crossfade.batches.handle import Interleaved
     from crossfade.batches.steps import InterleavedSteps
 
-__all__ = ["interleave", "interleaved", "yield_point"]
-
 _PARTS = "crossfade.batches.parts"
 
 

@@ -26,8 +26,6 @@ from zlib import crc32
 
 from crossfade.errors import BatchesError
 
-__all__ = ["Follower", "Issued", "Ranks"]
-
 Ranks = tuple[int, ...]
 """Of a group, in its order."""
 Issued = tuple[int, str, int]

@@ -26,8 +26,6 @@ from torch import nn
 
 from crossfade.batches.parts import current_part
 
-__all__ = ["is_fully_sharded", "share_parameters", "why_not_shared"]
-
 TESTED = ("2.11.", "2.13.")
 """Versions of torch whose private names are the ones used here, shown by the tests."""
 

@@ -27,8 +27,6 @@ from crossfade.errors import BatchesError, CrossfadeError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Interleaved", "Join", "Runner", "Split"]
-
 Split = Callable[[tuple[Any, ...], dict[str, Any], int], Sequence[Any]]
 Join = Callable[[Sequence[Any], Sequence[int]], Any]
 

@@ -22,8 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from crossfade.batches.carriers import WORKS
 
-__all__ = ["METHODS", "PACKETS", "Part", "installed"]
-
 _NAMES = (
     "allreduce allreduce_coalesced allgather all_gather_single _allgather_base allgather_coalesced all_gather_single_coalesced "
     "allgather_into_tensor_coalesced reduce_scatter reduce_scatter_single _reduce_scatter_base reduce_scatter_single_coalesced "

@@ -12,8 +12,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from crossfade.batches.fsdp import is_fully_sharded, why_not_shared
 from crossfade.batches.thread_state import can_exchange_warning_handlers
 
-__all__ = ["why_one_batch"]
-
 
 def why_one_batch(module: nn.Module) -> str:
     """Why a module has to be run with the whole batch; nothing if it can be interleaved. All ranks find the same."""

@@ -38,8 +38,6 @@ try:
 except ImportError:
     raise MissingDependency("greenlet", extra="batches", needed_for="interleaving batches") from None
 
-__all__ = ["Part", "Run", "current_part", "why_atomic"]
-
 _C: Any = torch._C
 _inside: Any = torch.distributed.distributed_c10d
 _AUTOGRAD = _C.DispatchKey.AutogradOther

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from crossfade.batches.calibration import LEAST_GAIN, Moves, Way
 from crossfade.batches.spans import CollectiveSpan, exposed_us, union_us
 
-__all__ = ["BatchesReport", "Counts", "why_no_gain", "why_not_hidden"]
-
 MOSTLY = 0.9
 """From this share on a step counts as bound by its launches, and communication as hidden."""
 

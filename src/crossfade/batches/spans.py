@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CollectiveSpan", "Mark", "exposed_us", "mark", "union_us", "us_between"]
-
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSpan:

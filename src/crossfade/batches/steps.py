@@ -21,8 +21,6 @@ from crossfade.errors import BatchesError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["InterleavedSteps", "StepPart"]
-
 
 _BATCH_NORM = "batch norm: each batch has statistics of its own, and the running ones are updated by all"
 

@@ -10,8 +10,6 @@ from torch.utils import _pytree as pytree
 
 from crossfade.errors import BatchesError
 
-__all__ = ["Call", "join_outputs", "signature", "split_batch"]
-
 
 class Call(NamedTuple):
     """The arguments of one batch, and how many rows it has: what its outputs weigh."""

@@ -33,8 +33,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["ThreadState", "can_exchange_warning_handlers", "seeded"]
-
 _C: Any = torch._C
 _cuda: Any = torch.cuda
 _NAMES = "_ZN3c1012WarningUtils19{}E{}"

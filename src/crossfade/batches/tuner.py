@@ -18,8 +18,6 @@ from crossfade.batches.report import BatchesReport, Counts, hidden_of, why_no_ga
 from crossfade.batches.spans import Mark, mark, us_between
 from crossfade.batches.tensors import signature
 
-__all__ = ["Step", "Tuner"]
-
 
 @dataclass
 class Step:

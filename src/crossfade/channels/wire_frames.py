@@ -19,8 +19,6 @@ from typing import Protocol
 
 from crossfade.channels.values.layout import Encoded
 
-__all__ = ["END", "HEAD", "REFUSED", "TOKENS", "Sender", "padded"]
-
 HEAD = struct.Struct("<IIQ")
 TOKENS, END, REFUSED = 100, 101, 102  # kinds that no record has
 

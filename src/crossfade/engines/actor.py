@@ -37,8 +37,6 @@ from crossfade.runtime.run import returns
 if TYPE_CHECKING:
     from crossfade.engines.actor_devices import ActorDevices
 
-__all__ = ["Actor"]
-
 _SERVE_S: Final = 0.001  # how often to look after devices while something is to be done that no doorbell tells of
 
 _ALL_TURNS: Final = 32

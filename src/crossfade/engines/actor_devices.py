@@ -23,8 +23,6 @@ from crossfade.runtime.record import Recorder
 if TYPE_CHECKING:
     from crossfade.edges.host_copies import HostCopies
 
-__all__ = ["ActorDevices"]
-
 
 class ActorDevices:
     """The devices' share of an actor's loop.

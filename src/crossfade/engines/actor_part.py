@@ -30,8 +30,6 @@ from crossfade.runtime.record import Recorder
 if TYPE_CHECKING:
     from crossfade.engines.actor_devices import ActorDevices
 
-__all__ = ["Part", "PartOpener"]
-
 
 @dataclass(slots=True)
 class Part:

@@ -20,8 +20,6 @@ from crossfade.host.processes import KILLED, await_end, count_oom_kills, is_endi
 from crossfade.host.sockets import Connection, hand_over
 from crossfade.interrupted import passed_through_others
 
-__all__ = ["ActorProcess", "Child", "Start"]
-
 _SIGNAL_S = 0.5
 
 

@@ -20,8 +20,6 @@ from crossfade.host.frames import FrameError
 from crossfade.host.processes import await_end
 from crossfade.host.sockets import Connection
 
-__all__ = ["Admission", "Guest", "come_in"]
-
 _CREDENTIALS = struct.Struct("3i")
 _PROOF_S = 5.0
 _LOOK_S = 0.2

@@ -21,8 +21,6 @@ from crossfade.host.frames import FrameError
 from crossfade.host.sockets import Connection
 from crossfade.host.tcp import Meeting, Stream
 
-__all__ = ["Agent"]
-
 _ADMISSION_S = 60.0
 
 

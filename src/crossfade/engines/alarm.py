@@ -8,8 +8,6 @@ import time
 from crossfade.host.doorbell import Doorbell
 from crossfade.host.timer import Timer
 
-__all__ = ["Alarm"]
-
 
 class Alarm:
     """Wakes the process that waits at its doorbell. To the microsecond, where a time limit of the wait is one of milliseconds, and

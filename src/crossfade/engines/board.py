@@ -24,35 +24,6 @@ if TYPE_CHECKING:
     from crossfade.device.staged_layout import StagedLayout
     from crossfade.edges.layout import DeviceLayout, Lanes
 
-__all__ = [
-    "SIGNALS",
-    "STAGING",
-    "RingPlace",
-    "action_of",
-    "board_size_bytes",
-    "device_memories",
-    "format_board",
-    "heap_of",
-    "heap_owners",
-    "heaps_of",
-    "is_on_devices",
-    "lanes_of",
-    "layout_of",
-    "link_parties",
-    "meeting_parties",
-    "nccl_links",
-    "num_devices",
-    "peers_of",
-    "places",
-    "pushes",
-    "ring_states",
-    "set_aside_bytes",
-    "staged_layout",
-    "told_peers",
-    "uses_devices",
-    "wired_peers",
-]
-
 SIGNALS, STAGING = "signals", "chunks"
 """Names of `device_memories`: the signals of copy channels' lanes, and the chunks of staged channels'."""
 

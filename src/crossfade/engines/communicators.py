@@ -11,8 +11,6 @@ from crossfade.errors import GraphError
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 
-__all__ = ["Communicators", "entangled", "refuse_entangled"]
-
 
 class Communicators:
     """The actor's copies of its user-defined communicators, initialized with its ranks. Made and ended by its main thread."""

@@ -18,28 +18,6 @@ from crossfade.host.sockets import Connection
 from crossfade.plan.plan import Plan
 from crossfade.plan.spans import Span
 
-__all__ = [
-    "Addresses",
-    "AskTopology",
-    "Call",
-    "ClosePlan",
-    "Closed",
-    "Create",
-    "Created",
-    "Faulted",
-    "Introduce",
-    "Listen",
-    "Listening",
-    "OpenPlan",
-    "Opened",
-    "Report",
-    "Reported",
-    "Returned",
-    "Stop",
-    "post",
-    "send",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Create:

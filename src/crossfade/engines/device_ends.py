@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from crossfade.edges.reader import DeviceReader
     from crossfade.edges.writer import DeviceWriter
 
-__all__ = ["DeviceEnds"]
-
 _WHAT = "channels between devices"
 
 

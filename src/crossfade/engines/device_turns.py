@@ -13,8 +13,6 @@ from crossfade.host.doorbell import Bell
 from crossfade.plan.plan import Plan
 from crossfade.plan.turns import LARGE_BYTES, LINK_GBS, predecessors, targets
 
-__all__ = ["DeviceTurns"]
-
 _RULES = TurnRules(LARGE_BYTES, LINK_GBS)
 
 

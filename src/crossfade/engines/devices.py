@@ -22,8 +22,6 @@ from crossfade.device.streams import Streams
 from crossfade.device.watchdog import Watchdog
 from crossfade.engines.machine import num_visible_gpus
 
-__all__ = ["Devices", "distinct", "select_gpus"]
-
 _HOST_LIMIT_S = 60.0
 _NUM_QUEUES = "32"
 

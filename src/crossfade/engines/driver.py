@@ -22,8 +22,6 @@ from crossfade.runtime.record import Recorder
 from crossfade.runtime.static_shape import StaticShape
 from crossfade.types import DRIVER
 
-__all__ = ["DriverEnds", "channel_statistics"]
-
 
 class DriverEnds:
     """Submits executions and collects their outputs.

@@ -10,23 +10,6 @@ from crossfade.engines import control
 from crossfade.engines.state import ActorState
 from crossfade.plan.plan import Plan
 
-__all__ = [
-    "AskClock",
-    "AskEnds",
-    "Clock",
-    "Door",
-    "Ended",
-    "EndsTold",
-    "FromActor",
-    "Kill",
-    "Look",
-    "OpenSite",
-    "Seen",
-    "TakeIn",
-    "TakenIn",
-    "ToActor",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class TakeIn:

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from crossfade.collectives.group import Group
 
-__all__ = ["Exchanges"]
-
 
 class Exchanges:
     """Any thread adds groups; one thread asks them, and drops those that are over."""

@@ -10,8 +10,6 @@ from crossfade.host.limits import limit_met
 from crossfade.plan.actions import Action
 from crossfade.plan.plan import Plan
 
-__all__ = ["explained", "fault_text", "torch_needed"]
-
 
 @contextmanager
 def explained(kind: type[CrossfadeError], what: str) -> Iterator[None]:

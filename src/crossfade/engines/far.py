@@ -19,8 +19,6 @@ from crossfade.host.sockets import Connection
 from crossfade.host.tcp import Stream
 from crossfade.plan.plan import Plan
 
-__all__ = ["FarHost", "FarProcess", "Told"]
-
 _NUM_CLOCK_LOOKS = 12
 _ANSWER_S = 20.0
 

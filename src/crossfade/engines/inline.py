@@ -37,8 +37,6 @@ from crossfade.runtime.run import returns
 from crossfade.topology import Topology
 from crossfade.types import DRIVER
 
-__all__ = ["InlineEngine"]
-
 
 class _DoneCall:
     """A call that has run: they run when they are made. Or one in which its actor ended."""

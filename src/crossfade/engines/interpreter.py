@@ -14,8 +14,6 @@ from crossfade.host.interpreter import code_to_run, search_path
 from crossfade.host.limits import limit_met
 from crossfade.host.processes import describe_exit
 
-__all__ = ["Interpreter"]
-
 
 class Interpreter:
     """A `Child` that was started here. An `ActorStartError` if the system could not start it; nothing is left then."""

@@ -30,8 +30,6 @@ from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 from crossfade.types import DRIVER
 
-__all__ = ["LocalEngine"]
-
 _LEAVING_S = 30.0
 """How long compiling a graph with user-defined communicators waits for the actors to leave other graphs with such communicators,
 which may take a while (an actor may still be loading torch), before it is refused."""

@@ -33,8 +33,6 @@ from crossfade.plan.spans import Span
 from crossfade.runtime.record import Recorder
 from crossfade.types import DRIVER
 
-__all__ = ["LocalPlan"]
-
 _NUM_SHOWN = 3
 _LOOK_S = 1.0
 

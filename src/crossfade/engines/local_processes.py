@@ -26,8 +26,6 @@ from crossfade.host.processes import await_end, open_pidfd
 from crossfade.interrupted import checkpoint
 from crossfade.types import DRIVER
 
-__all__ = ["SHUT_DOWN", "AnyProcess", "Listener", "Processes"]
-
 SHUT_DOWN = "the session was shut down"
 
 _LAST_STEPS_S = 0.2  # how long an actor that has closed its socket may take to exit, so that its exit status tells why

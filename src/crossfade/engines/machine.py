@@ -10,8 +10,6 @@ from itertools import takewhile
 from crossfade.host.doorbell import DEVICE_SPIN_US
 from crossfade.plan.plan import Plan
 
-__all__ = ["count_gpus", "gpu_uuids", "num_usable_cores", "num_visible_gpus", "spin_us_for", "visible_gpus"]
-
 _DEVICE = re.compile(r"nvidia\d+\Z")
 
 

@@ -21,8 +21,6 @@ from typing import Self
 
 from crossfade.engines.writing import fd_of, has_room, num_unread, pieces, write, write_beside
 
-__all__ = ["MAX_LINE_LETTERS", "Lines", "Output", "Pipes"]
-
 MAX_LINE_LETTERS = 1 << 16  # a longer line is shown in pieces
 
 _CHUNK_BYTES = 1 << 16

@@ -33,8 +33,6 @@ from crossfade.host.frames import new_key
 from crossfade.host.tcp import let_nccl_meet_at, meet
 from crossfade.types import DRIVER
 
-__all__ = ["RayEngine", "Where", "is_running", "start_ray"]
-
 _ADMISSION_S = 60.0
 _MASK = "CUDA_VISIBLE_DEVICES"
 _PASSED_ON = (

@@ -23,20 +23,6 @@ from ray.experimental.util.types import AllGatherOp, AllReduceOp, ReduceScatterO
 from crossfade.errors import ActorDiedError, GraphError
 from crossfade.interrupted import brief
 
-__all__ = [
-    "Call",
-    "Collective",
-    "Hint",
-    "Input",
-    "Output",
-    "RaysRef",
-    "Step",
-    "class_name",
-    "outputs_of",
-    "replaced",
-    "steps_of",
-]
-
 _KINDS = {AllReduceOp: "allreduce", AllGatherOp: "allgather", ReduceScatterOp: "reducescatter"}
 
 

@@ -17,8 +17,6 @@ from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.tcp import Meeting, Stream, meet
 from crossfade.plan.plan import Plan
 
-__all__ = ["Rendezvous", "listeners", "open_bulletin", "open_wires"]
-
 _CONNECT_S = 20.0
 _BULLETIN = "\0"
 """With this before its name whoever connects says that it is for its bulletin. No actor's name begins so."""

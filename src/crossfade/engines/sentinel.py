@@ -31,8 +31,6 @@ from crossfade.host.memory import Memory
 from crossfade.host.processes import die_on_hangup
 from crossfade.host.sockets import Connection
 
-__all__ = ["STACKS_SIGNAL", "Sentinel", "SideDoor", "all_stacks"]
-
 STACKS_SIGNAL = signal.SIGRTMAX - 1
 """Makes an actor write its stacks into the memory that it shares with the driver, also while it holds the interpreter lock."""
 

@@ -18,8 +18,6 @@ from crossfade.host.frames import KEY_BYTES, FrameError
 from crossfade.host.limits import allow_many_descriptors, reserve_descriptors
 from crossfade.host.sockets import Connection, take_over
 
-__all__ = ["exit_with", "main", "serve"]
-
 
 def main(
     control_fd: int,

@@ -24,8 +24,6 @@ from crossfade.host.memory import Memory
 from crossfade.plan.plan import Plan
 from crossfade.plan.turns import predecessors
 
-__all__ = ["Site"]
-
 
 class Site:
     """The memory. ``undo`` gives it back, but for the heaps of ``keeper``, a party of this process, which are ``kept``."""

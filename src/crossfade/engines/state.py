@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from crossfade.errors import ActorDiedError, ActorError, ActorStartError, Failure
 
-__all__ = ["ActorState", "Fate", "PartState", "RingState", "State"]
-
 
 @dataclass(frozen=True, slots=True)
 class PartState:

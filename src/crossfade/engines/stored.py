@@ -6,8 +6,6 @@ from typing import Any
 
 from crossfade.channels.values.codec import decode, message_of
 
-__all__ = ["Stored"]
-
 
 class Stored:
     """A value as a message, which is serialised now, once."""

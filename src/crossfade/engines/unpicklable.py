@@ -10,8 +10,6 @@ from crossfade.hints import add_note
 from crossfade.plan.call import Call
 from crossfade.plan.plan import NodeSpec
 
-__all__ = ["CulpritNamed", "Named", "NotUnpickled", "arguments", "constants", "hint_for", "name_culprit"]
-
 Named: TypeAlias = Iterable[tuple[str, Any]]  # things, each behind what an error calls it
 
 _HINT_FOR_CLASS = (

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from crossfade.engines.exchanges import Exchanges
     from crossfade.runtime.device_record import DeviceRecorder
 
-__all__ = ["Wiring"]
-
 
 _JOIN_S = 5.0
 _MEET_S = 60.0

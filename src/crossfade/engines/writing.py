@@ -12,8 +12,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 
-__all__ = ["fd_of", "has_room", "num_unread", "pieces", "write", "write_beside"]
-
 _PIECE_BYTES = select.PIPE_BUF  # how many bytes a pipe that is ready for writing takes without blocking
 
 _LETTER_BYTES = 4  # the most bytes that one character takes

@@ -16,8 +16,6 @@ from typing import TypeAlias
 
 from crossfade.host.tcp import Stream
 
-__all__ = ["Bulletin", "FarAlive"]
-
 _LENGTH = struct.Struct("<I")
 _VALUES, _CLOSED = "values", "closed"
 """Topics of its own."""

@@ -11,8 +11,6 @@ from random import randint
 
 from crossfade.host.memory import libc
 
-__all__ = ["Core"]
-
 _yield_core = os.sched_yield
 _LONG_NS = 4_000
 """A yield that takes so long has let somebody else run."""

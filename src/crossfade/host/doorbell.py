@@ -25,8 +25,6 @@ from crossfade.host.memory import PAGE_BYTES, Memory
 from crossfade.host.semaphore import full_fence
 from crossfade.interrupted import longest_sleep, pause
 
-__all__ = ["DEFAULT_SPIN_US", "DEVICE_SPIN_US", "Bell", "Doorbell"]
-
 DEFAULT_SPIN_US = 60.0
 
 DEVICE_SPIN_US = 300.0

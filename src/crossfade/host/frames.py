@@ -22,20 +22,6 @@ import os
 import struct
 from typing import Any, Literal, NamedTuple
 
-__all__ = [
-    "HEAD_BYTES",
-    "KEY_BYTES",
-    "MAX_FDS",
-    "MAX_PAYLOAD_BYTES",
-    "Frame",
-    "FrameError",
-    "Opener",
-    "Role",
-    "Sealer",
-    "check_size",
-    "new_key",
-]
-
 Role = Literal["driver", "actor"]
 """The two sides of a connection."""
 

@@ -11,8 +11,6 @@ import sys
 
 from crossfade.host.memory import Memory
 
-__all__ = ["code_to_run", "search_path"]
-
 _CODE = """import marshal, sys
 with open({fd}, "rb") as file:
     sys.path[:] = marshal.load(file)

@@ -10,8 +10,6 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-__all__ = ["allow_many_descriptors", "limit_met", "reserve_descriptors", "with_reserve"]
-
 _MET = {
     errno.EMFILE: ", the process has no descriptor left",
     errno.ENFILE: ", the system has no descriptor left",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from crossfade.host.doorbell import Doorbell
 
-__all__ = ["LoopBell"]
-
 
 class LoopBell:
     """One event loop's side of a process's doorbell. It belongs to the loop's thread.

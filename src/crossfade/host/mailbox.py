@@ -13,8 +13,6 @@ from typing import NamedTuple
 from crossfade.host.memory import address_of
 from crossfade.host.semaphore import SEMAPHORE_BYTES, Semaphore, init_semaphore, open_semaphore
 
-__all__ = ["Mailbox", "MailboxShape", "Outbox"]
-
 
 class MailboxShape(NamedTuple):
     """How large a mailbox is; the same on both sides."""

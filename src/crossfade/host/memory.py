@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 
-__all__ = ["PAGE_BYTES", "Heap", "Memory", "address_of", "align", "available_bytes", "libc", "libc_error"]
-
 PAGE_BYTES = mmap.PAGESIZE
 
 _LARGE_BYTES = 64 << 20

@@ -10,17 +10,6 @@ import threading
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 
-__all__ = [
-    "KILLED",
-    "Alive",
-    "await_end",
-    "count_oom_kills",
-    "describe_exit",
-    "die_on_hangup",
-    "is_ending",
-    "open_pidfd",
-]
-
 KILLED = "it was killed"
 
 _EXITING = 0x4  # PF_EXITING among the flags in /proc/PID/stat

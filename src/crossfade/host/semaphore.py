@@ -19,8 +19,6 @@ from typing import Final, Protocol, cast
 
 from crossfade.host.memory import PAGE_BYTES, address_of, libc, libc_error
 
-__all__ = ["FENCE_AFTER_POST", "SEMAPHORE_BYTES", "Semaphore", "full_fence", "init_semaphore", "open_semaphore"]
-
 SEMAPHORE_BYTES: Final = 32
 """sizeof(sem_t) of glibc and musl on 64-bit Linux."""
 

@@ -23,8 +23,6 @@ from crossfade.host.frames import FrameError, Opener, Role, Sealer, check_size
 from crossfade.host.limits import limit_met
 from crossfade.interrupted import passed_through_others, pause
 
-__all__ = ["Connection", "Message", "hand_over", "take_over"]
-
 _MAX_FDS_A_CALL = 250  # the kernel takes 253
 _CHUNK_BYTES = 1 << 18
 _RECEIVING = ((_CHUNK_BYTES,), (socket.CMSG_SPACE(_MAX_FDS_A_CALL * 4),), (socket.MSG_CMSG_CLOEXEC,))

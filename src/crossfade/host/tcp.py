@@ -23,8 +23,6 @@ from typing import Any
 
 from crossfade.errors import DeviceError
 
-__all__ = ["PROMPT", "Meeting", "Stream", "let_nccl_meet_at", "meet", "open_streams", "own_address"]
-
 _KEY_BITS = 62
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 _NUMBER = struct.Struct("<q")

@@ -7,8 +7,6 @@ import os
 
 from crossfade.host.memory import libc, libc_error
 
-__all__ = ["Timer"]
-
 _CLOCK_MONOTONIC = 1
 _TFD_CLOEXEC = os.O_CLOEXEC
 

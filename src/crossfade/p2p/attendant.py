@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable
 
 from crossfade.device.driver import Driver
 
-__all__ = ["Attendant"]
-
 _GRACE_S = 0.002
 """How long a transfer waits for the program's own threads, which are quicker where they wait for it anyway."""
 

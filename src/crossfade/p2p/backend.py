@@ -24,8 +24,6 @@ from crossfade.p2p.communicator import P2P
 from crossfade.p2p.work import Work
 from crossfade.peers.rendezvous import Ranks
 
-__all__ = ["NAME", "CrossfadeGroup", "CrossfadeWork"]
-
 NAME = "crossfade"
 
 _COLLECTIVES = (

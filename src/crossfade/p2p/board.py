@@ -18,8 +18,6 @@ from crossfade.host.memory import PAGE_BYTES, Memory, address_of, align
 from crossfade.host.semaphore import FENCE_AFTER_POST, full_fence, init_semaphore, open_semaphore
 from crossfade.p2p.letters import LETTER_BYTES, Letter, pack, unpack
 
-__all__ = ["NUM_WINDOWS", "Alarm", "BoardLayout", "NearLetters", "format_board"]
-
 NUM_WINDOWS = 256
 """Windows of one kind of memory that a rank can have open towards another one."""
 

@@ -12,8 +12,6 @@ from crossfade.p2p.memory import Cell, Place
 from crossfade.p2p.transfer import Receive, Send, Transfer
 from crossfade.p2p.windows import OpenWindow
 
-__all__ = ["Carrier", "Letters", "Offer", "P2PStatistics"]
-
 
 @dataclass(frozen=True, slots=True)
 class P2PStatistics:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-__all__ = ["P2P"]
-
 
 class P2P:
     """Sends and receives tensors between the ranks of a torch.distributed group.

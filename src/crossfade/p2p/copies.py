@@ -28,8 +28,6 @@ from crossfade.p2p.memory import Cell, OpenedMemories, Place, Shared
 from crossfade.p2p.transfer import Receive, Send, Transfer
 from crossfade.p2p.windows import Counters, OpenWindow, Windows
 
-__all__ = ["LENT_BYTES", "Copies", "Ends"]
-
 LENT_BYTES = 256 << 10
 """A value of at least this length is read where it lies, if its memory can be exported; a shorter one is copied first."""
 

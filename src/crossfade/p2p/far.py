@@ -24,8 +24,6 @@ from crossfade.p2p.wire import Load, Wire
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FarCopies"]
-
 _BEHIND = Window(0, 0, 0, 0, is_lent=False)
 """The value follows its letter."""
 

@@ -12,27 +12,6 @@ from typing import NamedTuple, TypeAlias
 
 from crossfade.errors import ChannelError
 
-__all__ = [
-    "LETTER_BYTES",
-    "MOST_DIMS",
-    "Announced",
-    "Closed",
-    "Exported",
-    "Forgotten",
-    "Here",
-    "Left",
-    "Letter",
-    "Posted",
-    "Pulled",
-    "Pushed",
-    "Read",
-    "Refused",
-    "Requested",
-    "Window",
-    "pack",
-    "unpack",
-]
-
 MOST_DIMS = 16
 LETTER_BYTES = 256
 """Room for the longest letter and its length."""

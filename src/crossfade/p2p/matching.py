@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Generic, NamedTuple, TypeVar
 
-__all__ = ["Incoming", "Outgoing"]
-
 A = TypeVar("A")
 """An announced value."""
 P = TypeVar("P")

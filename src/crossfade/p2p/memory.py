@@ -20,8 +20,6 @@ from crossfade.host.memory import align
 from crossfade.interrupted import brief
 from crossfade.p2p.letters import Exported
 
-__all__ = ["Cell", "Cells", "Exports", "OpenedMemories", "Place", "Shared", "Side"]
-
 _SLAB_BYTES = 4 << 20
 _LARGEST_CELL_BYTES = 1 << 20
 _SMALLEST_CELL_BYTES = 4 << 10

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-__all__ = ["Opened", "open_ranks", "ranks_of"]
-
 _HINT = "leave out transport='copy': values go through the host's memory then"
 
 

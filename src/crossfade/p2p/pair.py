@@ -37,8 +37,6 @@ from crossfade.p2p.memory import Cell
 from crossfade.p2p.transfer import Arrival, Receive, Send, Transfer
 from crossfade.p2p.windows import OpenWindow
 
-__all__ = ["Pair"]
-
 _NOTHING = Window(0, 0, 0, 0, is_lent=False)
 _NUM_UNTOLD = 64
 """So many announcements at most are read before the other rank is told, which remembers them until then."""

@@ -13,8 +13,6 @@ from crossfade.p2p.letters import MOST_DIMS, Announced
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Transport", "check_ranks", "check_tensor", "empty", "number_of", "transport_of"]
-
 _NAMES = (
     "uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 bool complex64 complex128 complex32 float8_e4m3fn float8_e5m2 "
     "float8_e4m3fnuz float8_e5m2fnuz uint16 uint32 uint64"

@@ -13,8 +13,6 @@ from crossfade.p2p.windows import OpenWindow
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Arrival", "Receive", "Send", "Transfer"]
-
 
 class Arrival(NamedTuple):
     """An announced value, and which announcement it was."""

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 
 from crossfade.p2p.board import Alarm
 
-__all__ = ["Waiting"]
-
 _NUM_LOOKS = 60
 """Looks before the first sleep, each with a yield of the core."""
 

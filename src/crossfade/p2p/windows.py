@@ -10,9 +10,6 @@ from crossfade.device.signals import Counter, HostBoard
 from crossfade.host.memory import Memory
 from crossfade.p2p.board import NUM_WINDOWS
 
-__all__ = ["Counters", "OpenWindow", "Windows"]
-
-
 _NUM_KEPT = 16
 
 

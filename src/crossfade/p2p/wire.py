@@ -16,8 +16,6 @@ from crossfade.errors import ChannelBroken
 from crossfade.host.tcp import Stream
 from crossfade.p2p.letters import Here, Left, Letter, pack, unpack
 
-__all__ = ["Load", "Wire"]
-
 _LAST_S = 10.0
 """How long letters may take that are on their way when both ranks have ended."""
 

@@ -7,8 +7,6 @@ from typing import Protocol
 
 from crossfade.p2p.transfer import Transfer
 
-__all__ = ["Work"]
-
 
 class _Waiter(Protocol):
     """Waits for hosts (see `crossfade.p2p.communicator.P2P`)."""

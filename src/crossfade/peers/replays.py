@@ -21,8 +21,6 @@ from crossfade.device.borrowed import torch_or_raise
 if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup
 
-__all__ = ["MOST_CALLS", "Recorder", "Replays"]
-
 MOST_CALLS = 512
 """Different calls that a lane remembers; the one that was not used for the longest time is forgotten. Every layer of a model has
 weights of its own: 80 layers with two products each are 320 calls, forward and back."""

@@ -20,8 +20,6 @@ from crossfade.profile.traces.roles import Role
 from crossfade.profile.traces.steps import step_starts
 from crossfade.profile.traces.waits import EVENT_LAG_US, Waits, waits_of
 
-__all__ = ["LANE_LAG_US", "LAUNCH_LAG_US", "Traced", "build"]
-
 LAUNCH_LAG_US = 7.0  # from a call's start to its kernel's, on an idle stream
 LANE_LAG_US = 1.6  # from the end of a stream's work to the start of the next
 _MOST_WORKS = 60_000

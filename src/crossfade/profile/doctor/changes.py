@@ -11,25 +11,6 @@ from crossfade.profile.doctor.program import NOBODY, HostCall, Program, Wait, Wo
 from crossfade.profile.traces.events import ActivityKind
 from crossfade.profile.traces.waits import EVENT_LAG_US
 
-__all__ = [
-    "balanced",
-    "behind",
-    "beside_their_callers",
-    "in_pieces",
-    "in_turns",
-    "merged_into_firsts",
-    "with_free_launches",
-    "with_scaled_work",
-    "without_calls",
-    "without_collectives",
-    "without_contention",
-    "without_edges",
-    "without_lateness",
-    "without_order",
-    "without_profiler",
-    "without_waits",
-]
-
 _CALL_US = 5.0  # a call that does not wait
 
 

@@ -17,8 +17,6 @@ from crossfade.profile.doctor.untraced import EVENT_US, MOST_EVENT_US, Untraced,
 from crossfade.profile.doctor.view import Cause, Finding, View
 from crossfade.profile.traces.events import RankTrace
 
-__all__ = ["Diagnosis", "Gain", "Report", "diagnose"]
-
 REMARK_BELOW = 0.05  # of the step
 ABSTAIN_ABOVE = 0.03  # by so much the unchanged replay may miss the trace
 _AT_MOST_COUNTS = 0.5  # an upper bound is believed half

@@ -15,8 +15,6 @@ from crossfade.profile.traces.events import ActivityKind
 from crossfade.profile.traces.overlap import merged, without
 from crossfade.profile.traces.roles import Role
 
-__all__ = ["Loss", "Reason", "losses_of"]
-
 _LATE_US = 8.0  # more than this behind all known reasons is a reason of its own
 _SHORTEST_US = 1.0  # of gaps that are looked at
 

@@ -9,8 +9,6 @@ from crossfade.profile.doctor.program import NOBODY
 from crossfade.profile.traces.events import ActivityKind
 from crossfade.profile.traces.overlap import common_us, length_us, merged, without
 
-__all__ = ["CollectiveMetrics", "RankMetrics", "collective_metrics", "rank_metrics"]
-
 
 @dataclass(frozen=True)
 class RankMetrics:

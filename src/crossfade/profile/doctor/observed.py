@@ -7,8 +7,6 @@ from statistics import median
 
 from crossfade.profile.traces.events import RankTrace
 
-__all__ = ["observed"]
-
 
 def observed(traces: Sequence[RankTrace]) -> tuple[str, ...]:
     """Sentences, one for each thing and rank; none for traces without a record."""

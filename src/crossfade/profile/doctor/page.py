@@ -44,8 +44,6 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-__all__ = ["page"]
-
 _FRAME = "page.html"
 _PARTS = "page_parts"
 _STYLES = "page.css"

@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 from crossfade.profile.traces.events import ActivityKind
 
-__all__ = ["NOBODY", "HostCall", "Program", "Rates", "Wait", "Work"]
-
 NOBODY = -1
 
 

@@ -11,8 +11,6 @@ from crossfade.profile.doctor.replay import speed_of_collective, speed_of_kernel
 from crossfade.profile.traces.events import ActivityKind
 from crossfade.profile.traces.overlap import merged
 
-__all__ = ["Observed", "amounts", "demand_of", "rates_of"]
-
 # Where a trace does not have both: seen on two H200, NCCL with 24 blocks beside matrix products and elementwise kernels.
 _OTHER_COMPUTE = 0.8
 _OTHER_COMMUNICATION = 0.85

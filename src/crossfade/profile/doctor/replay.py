@@ -22,8 +22,6 @@ from crossfade.errors import TraceError
 from crossfade.profile.doctor.program import NOBODY, Program, Work
 from crossfade.profile.traces.events import ActivityKind
 
-__all__ = ["Replay", "WaitsForItself", "replay", "speed_of_collective", "speed_of_kernel", "step_lengths"]
-
 _CALL, _RETURN, _START, _END = range(4)
 _A_WHOLE_STEP = 0.3  # of the other steps' length
 _COMPUTE, _COMMUNICATION = ActivityKind.COMPUTE, ActivityKind.COMMUNICATION

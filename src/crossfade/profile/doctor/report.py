@@ -13,8 +13,6 @@ from crossfade.profile.doctor.replay import replay
 from crossfade.profile.doctor.view import share
 from crossfade.profile.traces.events import ActivityKind
 
-__all__ = ["gain_text", "headline", "report_json", "report_page"]
-
 _FORMAT = 1
 _MOST_SPANS = 100_000
 _MOST_FIXED = 3  # diagnoses whose timeline after the fix is part of the page

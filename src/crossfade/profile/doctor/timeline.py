@@ -13,8 +13,6 @@ from crossfade.profile.doctor.program import Program
 from crossfade.profile.doctor.replay import replay
 from crossfade.profile.traces.events import ActivityKind
 
-__all__ = ["after", "one_step", "seen"]
-
 _KINDS = {
     ActivityKind.COMPUTE: COMPUTE,
     ActivityKind.COMMUNICATION: COMMUNICATE,

@@ -11,8 +11,6 @@ from crossfade.profile.doctor.changes import without_profiler
 from crossfade.profile.doctor.program import Program
 from crossfade.profile.doctor.replay import replay, step_lengths
 
-__all__ = ["EVENT_US", "MOST_EVENT_US", "Untraced", "untraced"]
-
 EVENT_US = 2.5  # for each event, where nothing was measured: 1.6 to 4.6 follow from programs beside H100
 MOST_EVENT_US = 4.5
 _OWN = 0.5  # of a host's time at least, where nothing was measured: 0.63 to 1.0 was seen

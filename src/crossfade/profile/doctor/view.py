@@ -17,8 +17,6 @@ from crossfade.profile.traces.events import Activity, ActivityKind, Call
 from crossfade.profile.traces.steps import MARK
 from crossfade.profile.traces.tensors import Dataflow, dataflow
 
-__all__ = ["Cause", "Finding", "Mark", "Site", "View", "share"]
-
 _WORTH_A_LOOK = 0.01  # of the steps' time
 _MOST_MARKS = 40
 _OURS = "crossfade "  # marks of this library begin so

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TensorLog", "uses_of"]
-
 _TENSOR = 6  # tensor, storage, offset, number of elements, bytes of one, device
 
 

@@ -20,8 +20,6 @@ from crossfade.profile.traces.launches import HostOrder
 from crossfade.profile.traces.overlap import common_us, merged
 from crossfade.profile.traces.roles import Role
 
-__all__ = ["DEFAULT_STREAM", "implicit_waits"]
-
 DEFAULT_STREAM = 7  # as CUPTI numbers it
 _FEWEST = 3  # such starts
 _TOUCH_US = 2.0  # so long may two seem to run at once

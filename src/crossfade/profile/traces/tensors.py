@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from crossfade.profile.traces.events import Activity, ActivityKind, Call, RankTrace
 from crossfade.profile.traces.roles import Role
 
-__all__ = ["Dataflow", "dataflow"]
-
 
 @dataclass
 class Dataflow:

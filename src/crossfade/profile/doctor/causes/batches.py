@@ -11,8 +11,6 @@ from crossfade.profile.doctor.losses import Reason
 from crossfade.profile.doctor.view import Cause, Finding, View, share
 from crossfade.profile.traces.events import ActivityKind
 
-__all__ = ["batches_in_sequence", "launch_order"]
-
 _MOST_RUNS = 6  # of a step's launches: more often, and batches are launched in turns already
 _LEAST_SHARE = 0.2  # of a step's computation, for a stream that carries a batch
 

@@ -13,8 +13,6 @@ from crossfade.profile.doctor.program import NOBODY, Program
 from crossfade.profile.doctor.view import Cause, Finding, View, share
 from crossfade.profile.traces.events import ActivityKind
 
-__all__ = ["late_events", "late_sums"]
-
 _LEAST_BYTES = 1 << 20  # of a step's gradients
 _SCALARS = 256  # a sum of fewer elements is a norm or a loss, not a gradient
 

@@ -12,8 +12,6 @@ from crossfade.profile.doctor.view import Cause, Finding, Site, View, share
 from crossfade.profile.traces.events import ActivityKind
 from crossfade.profile.traces.roles import Role
 
-__all__ = ["allocator", "host_waits", "launches", "pageable_copies"]
-
 _MOST_SITES = 4
 _PINNED_GBS = {
     9: 50.0,

@@ -13,8 +13,6 @@ from crossfade.profile.doctor.program import NOBODY
 from crossfade.profile.doctor.view import Cause, Finding, View, share
 from crossfade.profile.traces.default_stream import DEFAULT_STREAM
 
-__all__ = ["default_stream", "hardware_queues", "held_by_a_queue"]
-
 _LATE_US = 8.0
 _NEAR_US = 12.0  # so soon after what was launched before it, a work was behind it in a queue
 _CLOCK_US = 2.0

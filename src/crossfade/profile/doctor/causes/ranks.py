@@ -12,8 +12,6 @@ from crossfade.profile.doctor.program import NOBODY
 from crossfade.profile.doctor.view import Cause, Finding, View, share
 from crossfade.profile.traces.events import ActivityKind
 
-__all__ = ["late_peer"]
-
 _SLOWER = 1.04  # a GPU whose kernels all take that many times as long is slower itself
 _SAME_WORK = 0.9  # if so many of a rank's kernels are launched in the same sizes on the others: else it has other work
 

@@ -22,16 +22,6 @@ from crossfade.profile.doctor.program import NOBODY
 from crossfade.profile.doctor.view import Cause, Finding, View, share
 from crossfade.profile.traces.events import ActivityKind
 
-__all__ = [
-    "blocking",
-    "communicator_order",
-    "contention",
-    "is_of_backward",
-    "message_bytes",
-    "small_messages",
-    "sms_full",
-]
-
 _LATE_US = 8.0
 _SMALL_BYTES = 1 << 20
 _SHORT_US = 100.0

@@ -16,8 +16,6 @@ from crossfade.profile.traces.events import ActivityKind, Message
 from crossfade.profile.traces.overlap import merged
 from crossfade.profile.traces.roles import Role
 
-__all__ = ["backward_spans", "buckets", "two_backwards", "unused_parameters"]
-
 _LARGE_BUCKET_BYTES = 40 << 20  # torch's own are 25 MB
 _NUM_PIECES = 8
 _INTEGERS = {"int", "int32", "long", "int64"}
