@@ -16,6 +16,7 @@ from crossfade.plan.parse import parse_plan
 from crossfade.plan.plan import InputSpec, Plan
 from crossfade.plan.text import format_excerpt, format_plan
 from crossfade.types import Transport
+from tests.helpers.counts import num
 from tests.helpers.edited_plans import any_plan
 from tests.helpers.plans import Size, chain_plan, sound_plan
 
@@ -43,7 +44,8 @@ def test_golden() -> None:
     assert str(plan) == TWO_ACTORS
 
 
-@pytest.mark.parametrize("first", range(0, 4000, 1000))
+@pytest.mark.soak
+@pytest.mark.parametrize("first", range(0, num(1000, 4000), 1000))
 def test_any_plan_parses_back(first: int) -> None:
     for seed in range(first, first + 1000):
         plan = any_plan(Random(seed))
