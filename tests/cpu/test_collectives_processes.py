@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
 import crossfade
 from crossfade.collective import ReduceOp, allreduce
+from crossfade.host.doorbell import Doorbell
+from crossfade.host.memory import Memory
+from crossfade.types import Transport
 from tests.helpers.calm import calm_s
 
 pytest.importorskip("torch", reason="collectives need torch")
 
+from crossfade.collectives.opening import open_group
 from tests.helpers.collective_bench import Bench, bench_of, open_both
 from tests.helpers.collective_makers import Maker, all_makes, expected_reduction, same
 
@@ -108,3 +116,21 @@ def test_two_graphs_share_actors(local: Bench) -> None:
             assert all(same(ref.get(timeout=30), wanted) for ref in each)
         for graph in graphs:
             graph.teardown()
+
+
+@pytest.mark.timeout(30)
+def test_what_has_the_number_of_a_closed_groups_descriptor_is_left_alone() -> None:
+    """torch's store opens a path of that number once more when it is destroyed."""
+    store = Memory.create("store", 0)
+    number = store.fd
+    doorbell = Doorbell(*Doorbell.create_fds("alone"))
+    group = open_group(Transport.GLOO, store, 0, ("alone",), "alone", {"alone": doorbell.bell()}, ())
+    group.ask_to_end()
+    group.close(time.monotonic() + 10)
+    with closing(Memory.create("other", 4096)) as other:
+        if other.fd != number:
+            other.fd = os.dup2(other.fd, number)
+        del group
+        gc.collect()
+        assert other.size_bytes == 4096
+    doorbell.close()

@@ -30,7 +30,7 @@ TestThreeRanksFar = suite(FAR, 3, limit_s=100)
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("what", "num"), [("p2p", 12), ("p2p_staged", 8), ("p2p_far", 8)])
+@pytest.mark.parametrize(("what", "num"), [("p2p", 8), ("p2p_staged", 4), ("p2p_far", 4)])
 def test_a_rank_that_is_killed_at_any_moment(what: str, num: int) -> None:
     assert min(kill_many(0, num, 100, what).values()) >= num // 4
 

@@ -68,7 +68,7 @@ ELSEWHERE = {
         "cpu/test_faults.py::test_an_actor_killed_while_idle_is_named_with_its_signal_and_who_waited"
     ),
     "a killed driver leaves nothing": "cpu/test_faults.py::test_no_actor_outlives_its_driver_whatever_it_does",
-    "compile and teardown leak nothing": "cpu/test_edges_leaks.py::test_30_graphs_through_shared_memory",
+    "compile and teardown leak nothing": "cpu/test_edges_leaks.py::test_graphs_through_shared_memory_leave_nothing",
     "overlap across executions, sends too": "unit/test_schedule.py::test_golden_plans",
     "overlap of collectives": "unit/test_collectives.py::test_golden_plans",
     "methods on the main thread": "cpu/test_local_engine.py::test_methods_run_on_the_main_thread",

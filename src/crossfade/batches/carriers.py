@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 import torch.distributed as dist
 
+from crossfade.interrupted import brief
 from crossfade.peers import PeerGroup, open_group
 from crossfade.peers.collectives import SUMMABLE, all_gather, all_reduce, all_to_all, reduce_scatter
 from crossfade.peers.replays import Replays
@@ -297,6 +298,7 @@ class _OnStream:
     def is_completed(self) -> bool:
         return bool(self._event.query())
 
+    @brief
     def __del__(self) -> None:
         self._track.free.append(self._event)  # nobody can wait for it any more
 

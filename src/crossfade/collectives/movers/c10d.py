@@ -173,9 +173,10 @@ class C10dMover:
         self._group = None
 
     def close(self) -> None:
+        """torch's store writes once more, by its descriptor's number, when it is destroyed: that must be before it is closed."""
         if self._group is not None and not self._is_gloo:
             self._group.shutdown()
-        self._group = None
+        self._group = self._store = None
 
 
 def _options(options: Any, terms: Terms) -> Any:
