@@ -15,7 +15,7 @@ import crossfade  # noqa: E402
 from crossfade.errors import GraphError, TaskError  # noqa: E402
 from crossfade.types import DRIVER  # noqa: E402
 from tests.helpers.footprint import check_growth, footprint  # noqa: E402
-from tests.helpers.input_workers import (  # noqa: E402  # noqa: E402
+from tests.helpers.input_workers import (  # noqa: E402
     CPU,
     GPU,
     LIMIT_S,

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="operators take torch tensors")
 
 from crossfade.errors import ChannelBroken, ChannelClosed, DeviceError  # noqa: E402
-from crossfade.ops.calls.job import Layout, Once, Operator, layout_of  # noqa: E402  # noqa: E402
+from crossfade.ops.calls.job import Layout, Once, Operator, layout_of  # noqa: E402
 from crossfade.ops.operators import matmul_all_to_all, matmul_all_to_all_padded  # noqa: E402
 from crossfade.peers.group import PeerGroup  # noqa: E402
 from tests.helpers.ops_cases import CASES  # noqa: E402

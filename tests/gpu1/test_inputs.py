@@ -11,7 +11,7 @@ torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
 from tests.helpers import input_workers as cases  # noqa: E402
-from tests.helpers.input_workers import CPU, GPU, LIMIT_S, SIZES, InputWorker, batch, get, until  # noqa: E402  # noqa: E402
+from tests.helpers.input_workers import CPU, GPU, LIMIT_S, SIZES, InputWorker, batch, get, until  # noqa: E402
 from tests.helpers.sessions import opened  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)

@@ -10,7 +10,7 @@ torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
 from tests.helpers import input_workers as cases  # noqa: E402
-from tests.helpers.input_workers import GPU, LIMIT_S, InputWorker, get  # noqa: E402  # noqa: E402
+from tests.helpers.input_workers import GPU, LIMIT_S, InputWorker, get  # noqa: E402
 from tests.helpers.turn_gpu_cases import check_one_after_the_other  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
