@@ -49,7 +49,7 @@ class Group:
     """One of one rank, whose device is the machine's."""
 
     device_type, device = "cuda", "cuda:0"
-    memory = SimpleNamespace(driver=SimpleNamespace(device=0))
+    memory = SimpleNamespace(driver=SimpleNamespace(device=0, identity_of=lambda address: 1))
 
     def __init__(self, machine: Machine) -> None:
         self.belongings: dict[str, Any] = {}

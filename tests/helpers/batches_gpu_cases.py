@@ -71,6 +71,20 @@ def replayed(device: str) -> None:
     assert len(handles) >= 2
 
 
+def freed(device: str) -> None:
+    """Memory goes back to the device between two steps, and other memory may come to the same addresses."""
+    model = Wide(512, device)
+    handle = interleave(model, way=COPIES)
+    with torch.no_grad():
+        for seed in range(12):
+            x = torch.randn(1024, 512, generator=torch.Generator().manual_seed(seed)).to(device)
+            assert torch.allclose(handle(x), model(x), atol=1e-4), seed
+            if seed % 3 == 2:
+                del x
+                torch.cuda.synchronize()
+                torch.cuda.empty_cache()
+
+
 def captured(device: str) -> None:
     model = Wide(512, device)
     with torch.no_grad():
@@ -199,6 +213,7 @@ CASES: dict[str, Case] = {
     "random_models": random_models,
     "long_steps": long_steps,
     "replayed": replayed,
+    "freed": freed,
     "captured": captured,
     "calibration": calibration,
     "recorded": recorded,

@@ -35,13 +35,16 @@ class Streams:
             stream_id=10 + part, device_index=0, device_type=1, wait_event=lambda event: self.wait(10 + part, event)
         )
 
+    def at(self, place: tuple[int, int, int]) -> Any:
+        return self.stream("", place[0] - 10)
+
     def wait(self, stream: int, event: Any) -> None:
         self.log.append(f"{stream} waits for {event.at}")
 
     def event(self) -> Any:
         self.num_events += 1
         event = SimpleNamespace(at=None)
-        event.record = lambda: setattr(event, "at", self.current[0])
+        event.record = lambda stream: setattr(event, "at", stream.stream_id)
         return event
 
 
@@ -50,11 +53,13 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     machine = play(monkeypatch)
     made = Streams(machine)
     monkeypatch.setattr(torch.cuda, "Event", made.event)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: machine.is_capturing)
-    caller = SimpleNamespace(wait_event=lambda event: made.wait(made.current[0], event))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: caller)
     monkeypatch.setattr(carriers, "own_stream", made.stream)
-    calls = SimpleNamespace(_cuda_getCurrentStream=lambda device: made.current, _cuda_setStream=made.set)
+    monkeypatch.setattr(carriers, "_stream_at", made.at)
+    calls = SimpleNamespace(
+        _cuda_getCurrentStream=lambda device: made.current,
+        _cuda_setStream=made.set,
+        _cuda_isCurrentStreamCapturing=lambda: machine.is_capturing,
+    )
     monkeypatch.setattr(carriers, "_C", calls)
     return made
 
@@ -64,7 +69,8 @@ class Peers:
 
     def __init__(self, streams: Streams) -> None:
         self.belongings: dict[str, Any] = {}
-        self.memory = SimpleNamespace(driver=SimpleNamespace(device=0))
+        self.identity = 1
+        self.memory = SimpleNamespace(driver=SimpleNamespace(device=0, identity_of=lambda address: self.identity))
         self.broken: list[BaseException] = []
         self._lane = SimpleNamespace(check=lambda: None, begin=lambda stream: None, cut_off=self.broken.append)
         self._streams = streams
@@ -122,8 +128,28 @@ def test_a_call_that_fails_leaves_the_callers_stream_current(streams: Streams) -
 
 def test_what_the_caller_captures_is_no_use_of_a_replay(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
     machine, peers, track, seen = streams._machine, Peers(streams), _Track(0), list[int]()
+
+    def act(*_: Any, lane: int) -> None:
+        seen.append(lane)
+
     one = torch.ones(1)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(carriers._C, "_cuda_isCurrentStreamCapturing", lambda: True)
     for _ in range(3):
-        track.enqueue(peers, lambda *_, lane: seen.append(lane), one, one)  # type: ignore[arg-type]
+        track.enqueue(peers, act, one, one)  # type: ignore[arg-type]
     assert (machine.num_captures, len(seen)) == (0, 3)
+
+
+def test_a_graph_is_of_the_memory_that_it_was_captured_with(streams: Streams) -> None:
+    """A tensor may get the address of one whose memory was given back to the device; the copies of a graph do not know that."""
+    machine, peers, track = streams._machine, Peers(streams), _Track(0)
+
+    def double(source: torch.Tensor, group: Any, out: torch.Tensor, *, lane: int) -> None:
+        machine.do(lambda: torch.mul(source, 2, out=out))
+
+    source, out = torch.ones(3), torch.zeros(3)
+    for identity, num_captures, num_replays in ((1, 0, 0), (1, 1, 1), (2, 1, 1), (2, 2, 2), (2, 2, 3)):
+        peers.identity = identity
+        track.enqueue(peers, double, source, out)  # type: ignore[arg-type]
+        assert (machine.num_captures, machine.num_replays) == (num_captures, num_replays)
+        assert out.tolist() == [2.0] * 3
+        out.zero_()

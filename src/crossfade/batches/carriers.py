@@ -239,27 +239,27 @@ class _Track:
     """
 
     def __init__(self, part: int) -> None:
-        stream = own_stream("copies", part)
         self._part = part
-        self._stream: Any = stream
-        self._place = stream.stream_id, stream.device_index, stream.device_type
+        self._stream: Any = own_stream("copies", part)
+        self._place = _place_of(self._stream)
+        self.device = self._place[1]
         self._begin = _cuda.Event()
         self.free: list[Any] = []
 
     def enqueue(self, peers: PeerGroup, act: Callable[..., Any], source: torch.Tensor, out: torch.Tensor) -> Work:
-        caller = _C._cuda_getCurrentStream(self._place[1])
-        self._begin.record()
+        caller = _C._cuda_getCurrentStream(self.device)
+        self._begin.record(_stream_at(caller))
         self._stream.wait_event(self._begin)
         _set_stream(self._place)
         try:
             call = partial(act, source, peers, out, lane=self._part)
-            if torch.cuda.is_current_stream_capturing():
+            if _C._cuda_isCurrentStreamCapturing():
                 call()
             else:
-                key = act, source.data_ptr(), out.data_ptr(), source.shape, source.dtype
-                self._replays(peers).run(key, call)
+                places = source.data_ptr(), out.data_ptr()
+                self._replays(peers).run((act, *places, source.shape, source.dtype), dict.fromkeys(places), call)
             event = self.free.pop() if self.free else _cuda.Event()
-            event.record()
+            event.record(self._stream)
         finally:
             _set_stream(caller)
         return _OnStream(self, event, (source, out))
@@ -277,7 +277,22 @@ def _track(part: int) -> _Track:
     return _Track(part)
 
 
-def _set_stream(place: tuple[int, int, int]) -> None:
+_Place = tuple[int, int, int]
+"""What torch knows a stream by: its number, and its device's number and kind."""
+
+
+def _place_of(stream: Any) -> _Place:
+    return stream.stream_id, stream.device_index, stream.device_type
+
+
+@cache
+def _stream_at(place: _Place) -> Any:
+    """The stream's object. torch makes one each time that it is asked for the current stream, which takes longer than an event."""
+    number, device, kind = place
+    return _cuda.Stream(stream_id=number, device_index=device, device_type=kind)
+
+
+def _set_stream(place: _Place) -> None:
     number, device, kind = place
     _C._cuda_setStream(stream_id=number, device_index=device, device_type=kind)
 
@@ -291,7 +306,7 @@ class _OnStream:
         self._tensors = tensors
 
     def wait(self, *_: Any) -> bool:
-        torch.cuda.current_stream().wait_event(self._event)
+        _stream_at(_C._cuda_getCurrentStream(self._track.device)).wait_event(self._event)
         self._tensors = ()
         return True
 
@@ -355,11 +370,21 @@ def _are_equal(out_sizes: Any, sizes: Any) -> bool:
 
 
 def _fitting(act: Callable[..., Any], source: torch.Tensor, out: torch.Tensor) -> _Copied | None:
-    tensors = (source, out)
-    if any(type(each) is not torch.Tensor and type(each) is not torch.nn.Parameter for each in tensors):
+    if not _is_plain(source) or (out is not source and not _is_plain(out)):
         return None
-    if any(each.device.type not in ("cuda", "cpu") or not each.is_contiguous() or not each.numel() for each in tensors):
-        return None
-    if act in (all_reduce, reduce_scatter) and str(source.dtype).removeprefix("torch.") not in SUMMABLE:
+    if act in (all_reduce, reduce_scatter) and not _is_summable(source.dtype):
         return None
     return act, source.detach(), out.detach()
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it is elements one behind the other in memory of a GPU or of the host."""
+    kind = type(tensor)
+    if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+        return False
+    return (tensor.is_cuda or tensor.is_cpu) and tensor.is_contiguous() and tensor.numel() > 0
+
+
+@cache
+def _is_summable(dtype: torch.dtype) -> bool:
+    return str(dtype).removeprefix("torch.") in SUMMABLE

@@ -60,6 +60,8 @@ class CudaDriver:
         self._batch = self._cu.cuStreamBatchMemOp
         self._record = self._cu.cuEventRecord
         self._wait_event = self._cu.cuStreamWaitEvent
+        self._pointer_attribute = self._cu.cuPointerGetAttribute
+        self._buffer_id = self._cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_BUFFER_ID
         self._ask_capture = self._cu.cuStreamIsCapturing
         self._no_capture = self._cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
         self._streams = Handles(self._cu.CUstream)
@@ -241,6 +243,10 @@ class CudaDriver:
             return None
         begin, size_bytes, identity, is_exportable = (int(value) for _, value in read)
         return Allocation(begin, size_bytes, identity) if is_exportable else None
+
+    def identity_of(self, address: int) -> int:
+        code, identity = self._pointer_attribute(self._buffer_id, address)
+        return 0 if code else int(identity)
 
     def is_idle(self, stream: int) -> bool:
         result = self._cu.cuStreamQuery(stream) if stream else _NO_CONTEXT

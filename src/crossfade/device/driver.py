@@ -87,6 +87,9 @@ class DeviceMemory(Protocol):
     def allocation_of(self, address: int) -> Allocation | None:
         """Where the memory at an address begins and ends; None if it cannot be exported."""
 
+    def identity_of(self, address: int) -> int:
+        """The identity of the allocation that an address lies in, also if it cannot be exported; 0 if it is not this device's."""
+
 
 class Driver(DeviceMemory, Protocol):
     """One process's words for one device.

@@ -157,3 +157,7 @@ class HostMemories:
             if begin <= address < begin + memory.size_bytes and memory.is_own:
                 return Allocation(begin, memory.size_bytes, memory.identity)
         return None
+
+    def identity_of(self, address: int) -> int:
+        found = self.allocation_of(address)
+        return found.identity if found is not None else 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossfade.device.borrowed import device_of, torch_or_raise
 from crossfade.device.signals import Signal
+from crossfade.device.tensors import current_stream
 from crossfade.device.watchdog import DeathReport, Watchdog, release
 from crossfade.errors import ChannelBroken, ChannelClosed, DeviceError
 from crossfade.host.memory import align
@@ -259,8 +260,7 @@ class PeerGroup:
         """The stream that calls of this thread use: torch's current one; on a CPU the thread stands for it."""
         if self.device_type == "cpu":
             return threading.get_native_id()
-        torch = torch_or_raise()
-        return int(torch.cuda.current_stream(self.memory.driver.device).cuda_stream)
+        return current_stream(self.memory.driver.device)
 
     def is_capturing(self) -> bool:
         """Whether what this thread enqueues now is captured."""

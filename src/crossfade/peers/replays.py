@@ -3,7 +3,9 @@
 What a call enqueues can cost the host more than the GPU takes. The second call with an equal key is captured into a CUDA graph, and
 this and all later ones replay it. To the other ranks a replayed call is like any other: it uses the same buffers and sets the same
 signals, so one rank may replay what another enqueues. A key has all that a graph knows, such as addresses; a tensor that has taken
-the place of a freed one is right as well. The lane must be one that can be replayed.
+the place of a freed one is right as well, if it lies in the same allocation: a copy of a graph may not be launched when the memory
+that it was captured with has been given back to the device (torch's ``empty_cache``), even if other memory lies there now. The lane
+must be one that can be replayed.
 
 The graphs of a lane never run at the same time, and share one pool for what they need in between. So nothing that a caller keeps
 may lie there.
@@ -12,7 +14,7 @@ may lie there.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +38,23 @@ class Replays:
         self._recorder = recorder or Recorder(group)
         self._pool: Any = None
 
-    def run(self, key: object, act: Callable[[], object], captured: Callable[[], object] | None = None) -> None:
+    def run(
+        self,
+        key: object,
+        addresses: Iterable[int],
+        act: Callable[[], object],
+        captured: Callable[[], object] | None = None,
+    ) -> None:
         """Replays a call, or captures it first, or does it, if it is the first of its kind.
 
-        ``captured``: what is captured in its place, where that is something else.
+        Args:
+            key: what the graph knows.
+            addresses: of the caller's memory that it knows, which is torch's.
+            act: the call.
+            captured: what is captured in its place, where that is something else.
         """
         graphs, lane, group = self._graphs, self._lane, self._group
+        key = key, *map(group.memory.driver.identity_of, addresses)
         if key not in graphs:
             act()
             graphs[key] = None

@@ -39,6 +39,10 @@ class StandIn:
         """Nothing that is not a policy's own can be exported."""
         return None
 
+    def identity_of(self, address: int) -> int:
+        found = self.allocation_of(address)
+        return found.identity if found is not None else 0
+
     def free(self, address: int) -> None:
         self.ledger.drop_at("memory", address)
 

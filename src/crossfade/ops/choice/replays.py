@@ -47,7 +47,9 @@ def enqueue(candidate: Candidate, run: Callable[[Job], None], job: Job) -> None:
     def captured() -> None:
         run(replace(job, fill=Once(None), is_new_out=False))
 
-    replays.run((candidate, *_key(candidate, job)), partial(run, job), captured)
+    tensors = [each for each in (job.a, job.b, job.bias, job.out, job.gathered) if each is not None]
+    addresses = [each.data_ptr() for each in tensors]
+    replays.run((candidate, *_key(candidate, job)), addresses, partial(run, job), captured)
 
 
 def is_replayed(group: PeerGroup) -> bool:
