@@ -1,9 +1,10 @@
 """How long a hop takes in the compiled build: beside the pure one, an earlier commit and Ray, in turns within one run.
 
 Run ``python -m benchmarks.builds REF`` from the root of the repository; REF is a commit, or the folder of another checkout. It
-compiles this tree first (a minute, needs a C compiler). ``--rounds`` for more blocks than seven, ``--report`` to write the
-Markdown report. In each round every side runs a block of each measure on fresh actors; a block that other programs disturbed is
-run again (`benchmarks.quiet`). Every value is checked. Exits with 1 if the compiled build missed a target.
+compiles this tree first (a minute, needs a C compiler). ``--rounds`` for more blocks than seven, ``--limit-s`` for a time after
+which no round begins, ``--report`` to write the Markdown report. In each round every side runs a block of each measure on fresh
+actors; a block that other programs disturbed is run again (`benchmarks.quiet`). Every value is checked. Exits with 1 if the compiled
+build missed a target.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import compileall
 import importlib.util
+import math
 import os
 import subprocess
 import sys
@@ -197,6 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.builds", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("ref", help="the commit, or the folder of the checkout, to compare with")
     parser.add_argument("--rounds", type=int, default=7, help="blocks of each side")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="no round begins later than this")
     parser.add_argument("--no-ray", action="store_true", help="leave Ray out")
     parser.add_argument("--only", nargs="+", choices=[*KEYS, ASYNCIO.key], default=KEYS, help="these measures only")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds to wait for quiet, in all")
@@ -214,7 +217,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             compileall.compile_dir(side.source, quiet=1)
         sides += [Side("ray", "ray", here)] if has_ray else []
         run = Run(sides, measures, quiet)
+        end_s, num_rounds = time.monotonic() + options.limit_s, 0
         for number in range(options.rounds):
+            if time.monotonic() > end_s:
+                break
+            num_rounds += 1
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
             run.round(number)
         run.watch_idle()
@@ -226,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.report:
         machine = this_machine(("crossfade", "numpy", "ray"))
         title = f"# The compiled build beside the pure one, {options.ref} and Ray"
-        head = f"{title}\n\n{machine}\n\n{options.rounds} rounds. {quiet.summary()}"
+        head = f"{title}\n\n{machine}\n\n{num_rounds} rounds. {quiet.summary()}"
         text = "\n\n".join([head, *(table.markdown() for table in shown), "\n".join(errors)])
         print(f"wrote {write_report('builds', machine, text.rstrip() + chr(10)).relative_to(ROOT)}")
     return int(any(row[-1] == "NO" for row in shown[1].rows))

@@ -54,7 +54,7 @@ class Sizes:
     dtype: torch.dtype
 
 
-LARGE = Sizes(2048, 16, 24, 512, torch.bfloat16)
+LARGE = Sizes(2048, 16, 24, 2048, torch.bfloat16)
 SMALL = Sizes(32, 4, 8, 16, torch.float32)
 
 

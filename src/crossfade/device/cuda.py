@@ -25,11 +25,8 @@ _WORD = struct.Struct("<I")
 _HANDLE_BYTES = 64
 _NOT_READY = 600
 _NO_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
-_CONTEXT_CODES = (
-    201,
-    400,
-    709,
-)  # invalid context, invalid handle (of a stream or event without a context), destroyed context
+_CONTEXT_CODES = (201, 400, 709)
+"""Invalid context, invalid handle (of a stream or event without a context), destroyed context."""
 _NO_CONTEXT = (201,)
 
 
