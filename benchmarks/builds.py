@@ -3,8 +3,8 @@
 Run ``python -m benchmarks.builds REF`` from the root of the repository; REF is a commit, or the folder of another checkout. It
 compiles this tree first (a minute, needs a C compiler). ``--rounds`` for more blocks than seven, ``--limit-s`` for a time after
 which no round begins, ``--report`` to write the Markdown report. In each round every side runs a block of each measure on fresh
-actors; a block that other programs disturbed is run again (`benchmarks.quiet`). Every value is checked. Exits with 1 if the compiled
-build missed a target.
+actors; a block that other programs disturbed is run again (`benchmarks.quiet`). Every value is checked. Exits with 1 if the
+compiled build missed a target.
 """
 
 from __future__ import annotations
