@@ -17,6 +17,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from crossfade.channels.landing import Landing
 from crossfade.channels.protocol import EMPTY, ChannelStatistics
@@ -29,8 +30,8 @@ from crossfade.channels.wire_frames import padded
 from crossfade.errors import ChannelBroken, ChannelClosed
 from crossfade.host.cores import Core
 
-_NAP_MS = 1
-_LOOK_NS = 120_000
+_NAP_MS: Final = 1
+_LOOK_NS: Final = 120_000
 """An answer that takes no work is there by then: a few packets take 30 us there and back, and 60 us where the machine is busy."""
 
 
@@ -120,7 +121,8 @@ class TcpWriter:
             self._has_left = True
             self._wire.send_end(self._channel)
 
-    leave = end
+    def leave(self) -> None:
+        self.end()
 
     def close(self) -> None:
         self.is_closed = True

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
+from typing import Final
 
 from crossfade.channels.landing import Landing
 from crossfade.channels.ring_layout import INLINE_BYTES, SLOT_BYTES, SLOT_MESSAGE
@@ -23,19 +24,19 @@ from crossfade.errors import SessionError
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.tcp import Stream
 
-_INBOX_BYTES = 1 << 16
-_MOST_PARTS = 64
+_INBOX_BYTES: Final = 1 << 16
+_MOST_PARTS: Final = 64
 """Parts that one system call sends; the kernel takes 1024."""
-_MOST_CALLS = 64
+_MOST_CALLS: Final = 64
 """System calls of one look, so that one busy connection does not keep a thread from others."""
-_ATTENDED_NS = 1_200_000
+_ATTENDED_NS: Final = 1_200_000
 """Who has looked so lately is going to look again."""
-_MOMENT_NS = 50_000
+_MOMENT_NS: Final = 50_000
 """Who has looked so lately, and found nothing, looks later."""
-_LOOKS = 6
+_LOOKS: Final = 6
 """So often in a row a look asks whether something has come, some microseconds long."""
 
-_COPIED_PER_S = 1.5e9
+_COPIED_PER_S: Final = 1.5e9
 """Bytes that are copied into new memory in a second."""
 
 _GONE = "the connection was closed by the other side"
@@ -294,12 +295,13 @@ class Wire:
             else:
                 self._end += num
                 is_full = self._end == len(self._inbox)
-                self._take_frames()
-                if not is_full and self._target is None:
+                is_between = self._take_frames()
+                if is_between and not is_full:
                     break  # there is nothing more, or another look will find it
         return has_received
 
-    def _take_frames(self) -> None:
+    def _take_frames(self) -> bool:
+        """Takes what has come. Whether no value has come in part that is received where it stays."""
         inbox, start, end = self._inbox, self._start, self._end
         while self._target is None and end - start >= HEAD.size:
             channel, kind, size = HEAD.unpack_from(inbox, start)
@@ -330,6 +332,7 @@ class Wire:
             inbox[: len(rest)] = rest
             start, end = 0, len(rest)
         self._start, self._end = start, end
+        return self._target is None
 
     def _begin(self, landing: Landing, kind: int, size: int, here: memoryview) -> None:
         """A value for a slot has begun to come."""

@@ -15,12 +15,15 @@ frame from the places where its parts lie. Frames that give tokens back, and tha
 from __future__ import annotations
 
 import struct
-from typing import Protocol
+from typing import Final, Protocol
 
 from crossfade.channels.values.layout import Encoded
 
 HEAD = struct.Struct("<IIQ")
-TOKENS, END, REFUSED = 100, 101, 102  # kinds that no record has
+TOKENS: Final = 100
+END: Final = 101
+REFUSED: Final = 102
+"""Kinds that no record has."""
 
 
 def padded(message: Encoded) -> list[bytes | memoryview]:

@@ -8,15 +8,17 @@ import os
 import time
 from contextlib import suppress
 from random import randint
+from typing import Final
 
 from crossfade.host.memory import libc
 
 _yield_core = os.sched_yield
-_LONG_NS = 4_000
+_LONG_NS: Final = 4_000
 """A yield that takes so long has let somebody else run."""
-_FEWEST, _MOST = 2, 6
-_WITHIN_NS = 30_000_000
-_REST_NS = 1_000_000
+_FEWEST: Final = 2
+_MOST: Final = 6
+_WITHIN_NS: Final = 30_000_000
+_REST_NS: Final = 1_000_000
 
 
 class Core:
