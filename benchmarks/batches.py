@@ -3,7 +3,8 @@
 ``python -m benchmarks.batches run OUT [--limit-s 540] [--cases 0,1,2,3] [--report] [--quick] [--profile]`` runs each case in
 processes of its own, which are ended at the case's time limit: what they have written counts. ``python -m benchmarks.batches tell
 OUT`` makes the table again of what is in a folder. ``--quick`` is a trial of this program on a CPU. ``--profile`` writes, in place
-of the table, how long the host takes to launch a step of each side, and files with the calls that take its time.
+of the table, how long the host takes to launch a step of each side, and files with the calls that take its time. ``--no-peers``
+has no peer access on any side: bytes go through the host's memory.
 
 Sides: the module as it is (``one batch``); two halves by hand, by NCCL and by copy engines; crossfade after its calibration, and
 made to take either way. A figure is the median over rounds of the slowest rank's time of a step, with the lowest and the highest.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
+import os
 import statistics
 import time
 import traceback
@@ -25,7 +27,7 @@ import torch
 import torch.multiprocessing as mp
 
 from benchmarks.batches_models import CASES, QUICK, Case
-from benchmarks.batches_sides import MAX_CTAS, work
+from benchmarks.batches_sides import MAX_CTAS, NO_PEERS, work
 from benchmarks.common import Table, this_machine, today, write_report
 
 SIDES = [
@@ -44,8 +46,9 @@ PROFILED = [side for side in SIDES if side not in ("crossfade", f"halves, NCCL o
 
 
 def sides_of(case: Case) -> list[str]:
-    """A backward by hand is what autograd makes of the module: those sides are crossfade's."""
-    return [side for side in SIDES if not (case.trains and side.startswith("halves"))]
+    """A backward by hand is what autograd makes of the module: those sides are crossfade's. Copy engines need peer access."""
+    sides = [side for side in SIDES if not (case.trains and side.startswith("halves"))]
+    return [side for side in sides if "cop" not in side] if os.environ.get(NO_PEERS) else sides
 
 
 def run_case(case: Case, num_ranks: int, device: str, folder: Path, limit_s: float, *, profiles: bool = False) -> str:
@@ -184,9 +187,12 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="small cases on a CPU")
     parser.add_argument("--profile", action="store_true", help="what the host does in a step of each side")
+    parser.add_argument("--no-peers", action="store_true", help="without peer access")
     parser.add_argument("--report", action="store_true", help="write into benchmarks/reports too")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.no_peers:
+        os.environ[NO_PEERS] = "1"
     device = "cpu" if options.quick or not torch.cuda.is_available() else "cuda"
     cases, said, end_s = QUICK if options.quick else CASES, list[str](), time.monotonic() + options.limit_s
     if options.cases:

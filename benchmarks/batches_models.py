@@ -220,6 +220,9 @@ CASES = [
     Case("training, 2048 wide, 16k tokens", transformer(8, 2048, 8192), (8, 2048, 2048), trains=True),
     Case("training, 4096 wide, 8k tokens", transformer(6, 4096, 14336), (8, 1024, 4096), trains=True),
     Case("experts, 64 of which 4, 4096 wide", experts(6, 4096, 1536, 64, 4), (8, 1024, 4096)),
+    Case("prefill, 2048 wide, 16k tokens, captured", transformer(12, 2048, 8192), (8, 2048, 2048), captured=True),
+    Case("prefill, 4096 wide, 16k tokens, captured", transformer(8, 4096, 14336), (16, 1024, 4096), captured=True),
+    Case("experts, 128 of which 8, 2048 wide, captured", experts(8, 2048, 768, 128, 8), (8, 1024, 2048), captured=True),
 ]
 QUICK = [
     Case("prefill, quick", transformer(3, 64, 128, 16), (8, 32, 64)),

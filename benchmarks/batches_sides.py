@@ -24,9 +24,13 @@ from torch import Tensor
 from benchmarks.batches_models import Case, Collective, Stack
 from benchmarks.batches_profile import measure_launches, write_profiles
 from crossfade.batches import Interleaved, interleave
+from crossfade.batches.carriers import CopyEngines
+from crossfade.errors import DeviceError
 from crossfade.peers import PeerGroup, open_group
 from crossfade.peers.collectives import all_reduce, all_to_all
 
+NO_PEERS = "NCCL_P2P_DISABLE"
+"""NCCL's own word for it, which the other sides heed as well."""
 MAX_CTAS = 8
 """Blocks of NCCL's kernels on the narrow side."""
 LIMIT = 0.03
@@ -51,6 +55,8 @@ def work(
 
     ``profiles``: what the host does in a step of each side is written, in place of timing the sides in turns.
     """
+    if os.environ.get(NO_PEERS):
+        CopyEngines.open = _refuse_peers  # type: ignore[method-assign]
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
     options: dict[str, Any] = {"backend": "gloo"}
@@ -79,6 +85,10 @@ def work(
             bench.hand.close()
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _refuse_peers(*_: Any) -> Any:
+    raise DeviceError("peer access is switched off")
 
 
 class _Bench:
