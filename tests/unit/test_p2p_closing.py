@@ -5,7 +5,7 @@ was received was sent.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from crossfade.errors import ChannelBroken, ChannelClosed
 from crossfade.p2p.carrier import Carrier, Offer
+from crossfade.p2p.cells import Place
 from crossfade.p2p.letters import Letter, Window
-from crossfade.p2p.memory import Cell, Place
 from crossfade.p2p.pair import Pair
-from crossfade.p2p.transfer import Receive, Send, Transfer
-from crossfade.p2p.windows import OpenWindow
+from crossfade.p2p.transfer import OpenWindow, Receive, Send, Transfer
 
 BYTES = 1024
 
@@ -59,32 +58,29 @@ class Copied(Carrier):
         self._offered: dict[int, tuple[Send, OpenWindow]] = {}
         self._posted: dict[int, Receive] = {}
 
-    def _open(self, on_closed: Callable[[], None]) -> OpenWindow:
+    def _open(self, number: int = 0, send: Send | None = None) -> OpenWindow:
         self._uses += 1
-        return OpenWindow(0, self._uses, on_closed)
+        return OpenWindow(0, self._uses, number, send)
 
-    def offer(
-        self, send: Send, number: int, on_closed: Callable[[Cell | None], Callable[[], None]], *, is_urgent: bool
-    ) -> Offer | None:
+    def offer(self, send: Send, number: int, *, is_urgent: bool) -> Offer | None:
         if self.is_full and not is_urgent:
             return None
-        window = self._open(on_closed(None))
+        window = self._open(number, send)
         self._offered[window.uses] = send, window
         if not self.is_lending:
             send.finish()
         return Offer(Window(0, 0, 0, window.uses, self.is_lending), window)
 
     def pull(self, receive: Receive, number: int, window: Window) -> None:
-        send, opened = self.other._offered.pop(window.uses)
+        send, _ = self.other._offered.pop(window.uses)
         self._note(send, receive)
-        opened.on_closed()
 
     def place_of(self, receive: Receive) -> Place | None:
         place: Any = SimpleNamespace()
         return place if self.can_be_posted else None
 
     def post(self, receive: Receive, place: Place) -> Window:
-        receive.window = self._open(lambda: None)
+        receive.window = self._open()
         self._posted[receive.window.uses] = receive
         return Window(0, 0, 0, receive.window.uses, is_lent=True)
 
@@ -119,7 +115,6 @@ class Side:
     def do(self, what: str, tag: int) -> None:
         side: Any = SimpleNamespace(is_host=False)
         tensor: Any = SimpleNamespace(nbytes=BYTES)
-        event: Any = None
         if what == "letters":
             self.post.num_here = min(len(self.post.inbox), self.post.num_here + tag + 1)
             self.pair.progress()
@@ -130,9 +125,9 @@ class Side:
             number = self._number(kind, tag)
             transfer: Any
             if kind is Send:
-                transfer, begin = Send(side, tag, number, tensor, (BYTES,), 0, event), self.pair.send
+                transfer, begin = Send(side, tag, number, tensor, (BYTES,), 0, 0), self.pair.send
             else:
-                transfer, begin = Receive(side, tag, number, tensor, event), self.pair.receive  # type: ignore[assignment]
+                transfer, begin = Receive(side, tag, number, tensor, 0), self.pair.receive  # type: ignore[assignment]
             self.transfers.append(transfer)
             try:
                 begin(transfer)

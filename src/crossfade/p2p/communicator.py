@@ -17,7 +17,7 @@ from crossfade.device.watchdog import DeathReport, Watchdog
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelTimeout, DeviceError
 from crossfade.p2p.attendant import Attendant
 from crossfade.p2p.carrier import P2PStatistics
-from crossfade.p2p.memory import Side
+from crossfade.p2p.memory import OwnedCell, Side
 from crossfade.p2p.opening import open_ranks, ranks_of
 from crossfade.p2p.payload import check_ranks, check_tensor, empty, number_of, transport_of
 from crossfade.p2p.transfer import Receive, Send, Transfer
@@ -88,7 +88,7 @@ class P2P:
         self._attendant = Attendant(
             [side.driver for side in self._sides.values()],
             self._is_quiet,
-            partial(self._waiting.attend, self._is_quiet),
+            partial(self._waiting.attend, self._work_off),
         )
         self._watchdog = self._watch()
 
@@ -110,18 +110,17 @@ class P2P:
             ChannelBroken: the rank died, or has closed its communicator.
             ChannelClosed: this communicator is closed.
         """
-        ranks = [dst] if isinstance(dst, int) else list(dst)
+        ranks = (dst,) if isinstance(dst, int) else tuple(dst)
         side = self._check("isend", tensor, ranks, tag)
         source = tensor.detach().contiguous()
+        shape, dtype = tuple(tensor.shape), number_of(tensor.dtype)
         with self._lock:
             self._begin()
-            ready = side.events.at(side.current_stream())
-            sends = [
-                Send(side, tag, rank, source, tuple(tensor.shape), number_of(tensor.dtype), ready) for rank in ranks
-            ]
+            stream = side.current_stream()
+            sends = [Send(side, tag, rank, source, shape, dtype, stream) for rank in ranks]
             for send in sends:
                 self._pairs[send.rank].send(send)
-        self._attendant.call()
+        self._attend_to(ranks)
         return Work(self, sends)
 
     def irecv(self, tensor: torch.Tensor, src: int, tag: int = 0) -> Work:
@@ -130,18 +129,17 @@ class P2P:
         Returns:
             A `Work`; once the current stream is behind its `Work.wait`, the tensor has the value.
         """
-        side = self._check("irecv", tensor, [src], tag)
+        side = self._check("irecv", tensor, (src,), tag)
         target = tensor.detach()
         is_direct = target.is_contiguous()
         if not is_direct:
             target = torch_or_raise().empty_like(target, memory_format=torch_or_raise().contiguous_format)
         with self._lock:
             self._begin()
-            free = side.events.at(side.current_stream())
-            receive = Receive(side, tag, src, target, free)
+            receive = Receive(side, tag, src, target, side.current_stream())
             self._pairs[src].receive(receive)
-        self._attendant.call()
-        return Work(self, [receive], None if is_direct else partial(tensor.detach().copy_, target))
+        self._attend_to((src,))
+        return Work(self, (receive,), None if is_direct else partial(tensor.detach().copy_, target))
 
     def send(self, tensor: torch.Tensor, dst: int | Sequence[int], tag: int = 0) -> None:
         """`isend`, and `Work.wait`."""
@@ -168,7 +166,7 @@ class P2P:
         check_ranks("recv_any", [src], tag, self.num_ranks)
         with self._lock:
             self._begin()
-            receive = Receive(next(iter(self._sides.values())), tag, src, None, None)
+            receive = Receive(next(iter(self._sides.values())), tag, src, None, 0)
             self._pairs[src].receive(receive)
         try:
             self._await(lambda: receive.arrival is not None or receive.is_settled, str(receive), timeout)
@@ -177,16 +175,16 @@ class P2P:
                 if self._pairs[src].withdraw(receive):
                     raise
         if receive.arrival is None:
-            self.settle(receive, timeout)
+            self._settle(receive, timeout)
         assert receive.arrival is not None, "it is there, or an error was raised"
         value = receive.arrival.value
-        side = receive.side = self._sides[value.is_host]
+        side = self._sides[value.is_host]
         tensor = empty(value, side.driver.device)
         with self._lock:
             self._begin()  # another thread may have closed it meanwhile
-            receive.take_into(tensor, side.events.at(side.current_stream()))
+            receive.take_into(side, tensor, side.current_stream())
             self._pairs[src].accept(receive, receive.arrival)
-        Work(self, [receive]).wait(timeout)
+        Work(self, (receive,)).wait(timeout)
         return tensor
 
     def probe(self, tag: int = 0, *, timeout: float | None = None) -> int:
@@ -228,8 +226,9 @@ class P2P:
         size_bytes = prod(shape) * dtype.itemsize
         with self._lock:
             self._begin()
-            address, owner = side.direct.cells.own(size_bytes)
-        return tensor_on(address, shape, dtype, side.driver.device, owner)
+            cells = side.direct.cells
+            cell = cells.own(size_bytes)
+        return tensor_on(cell.address, shape, dtype, side.driver.device, OwnedCell(cell, cells.ended))
 
     def _check(self, call: str, tensor: torch.Tensor, ranks: Sequence[int], tag: int) -> Side:
         check_tensor(tensor, call)
@@ -261,21 +260,61 @@ class P2P:
                 return False
             has_come = False
             for side in self._sides.values():
-                for memory in side.forgotten():
+                while side.forgotten:
+                    memory = side.forgotten.pop()
                     for pair in self._pairs:
                         pair.carrier.forget(memory)
             for pair in self._pairs:
-                has_come |= pair.progress()
+                if pair.progress():
+                    has_come = True
         if has_come:
             self._waiting.notify()
         return has_come
+
+    def _attend_to(self, ranks: Sequence[int]) -> None:
+        """Transfers with ranks have begun: the attendant sees to what they need later on."""
+        for rank in ranks:
+            if not self._pairs[rank].is_quiet:
+                self._attendant.call()
+                return
 
     def _is_quiet(self) -> bool:
         with self._lock:
             return self._is_closed or all([pair.is_quiet for pair in self._pairs])
 
-    def settle(self, transfer: Transfer, timeout: float | None) -> None:
-        """Waits until everything is enqueued that a transfer needs. Raises as `Work.wait` does."""
+    def _work_off(self) -> bool:
+        """What the attendant does: copies values that the program leaves where they lie. Whether there is nothing to wait for."""
+        with self._lock:
+            if not self._is_closed:
+                for pair in self._pairs:
+                    pair.land_all()
+        return self._is_quiet()
+
+    def join(self, transfer: Transfer, timeout: float | None) -> None:
+        """Waits until everything is enqueued that a transfer needs, and lets the current stream wait for it. Raises as `Work.wait`
+        does.
+        """
+        self._settle(transfer, timeout)
+        if isinstance(transfer, Receive) and transfer.landing is not None:
+            with self._lock:
+                if transfer.landing is not None:  # the attendant has not been quicker
+                    self._pairs[transfer.rank].land(transfer)
+            if transfer.error is not None:
+                raise copy(transfer.error)
+        transfer.join()
+
+    def is_over(self, transfers: Sequence[Transfer]) -> bool:
+        """Whether the copies of transfers have been made, or cannot be made any more; waits for nothing."""
+        self.look()
+        for transfer in transfers:
+            if isinstance(transfer, Receive) and transfer.landing is not None:
+                with self._lock:
+                    self._pairs[transfer.rank].land_all()
+            if transfer.error is None and not (transfer.is_enqueued and transfer.is_copied()):
+                return False
+        return True
+
+    def _settle(self, transfer: Transfer, timeout: float | None) -> None:
         if not transfer.is_settled:
             self._await(lambda: transfer.is_settled, str(transfer), timeout)
         if transfer.error is not None:

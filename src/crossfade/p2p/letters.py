@@ -32,7 +32,8 @@ class Exported(NamedTuple):
 
     memory: int
     size_bytes: int
-    is_host: bool  # whether it is the host's memory, or a GPU's
+    is_host: bool  # whether it is for tensors of the host, or of a GPU
+    is_staged: bool  # whether it is pinned memory of the host
     handle: bytes
 
 
@@ -119,7 +120,7 @@ Letter: TypeAlias = (
 )
 
 _WINDOW = "iQIQ?"
-_EXPORTED = struct.Struct("<BiQ?B")
+_EXPORTED = struct.Struct("<BiQ??B")
 _FORGOTTEN = struct.Struct("<Bi")
 _ANNOUNCED = struct.Struct(f"<BqQ?BB{_WINDOW}")
 _PULLED = struct.Struct("<BIQ?")
@@ -147,8 +148,8 @@ def pack(letter: Letter) -> bytes:
             return _NUMBER.pack(4, number)
         case Here(number, window):
             return _HERE.pack(5, number, *window)
-        case Exported(memory, size_bytes, is_host, handle):
-            return _EXPORTED.pack(6, memory, size_bytes, is_host, len(handle)) + handle
+        case Exported(memory, size_bytes, is_host, is_staged, handle):
+            return _EXPORTED.pack(6, memory, size_bytes, is_host, is_staged, len(handle)) + handle
         case Forgotten(memory):
             return _FORGOTTEN.pack(7, memory)
         case Refused(announced, posted, tag, size_bytes, is_host):
@@ -183,10 +184,10 @@ def unpack(data: bytes) -> Letter:
                 _, number, *window = _HERE.unpack(data)
                 return Here(number, Window(*window))
             case 6:
-                _, memory, size_bytes, is_host, length = _EXPORTED.unpack_from(data)
+                _, memory, size_bytes, is_host, is_staged, length = _EXPORTED.unpack_from(data)
                 handle = data[_EXPORTED.size :]
                 if len(handle) == length:
-                    return Exported(memory, size_bytes, is_host, handle)
+                    return Exported(memory, size_bytes, is_host, is_staged, handle)
             case 7:
                 return Forgotten(_FORGOTTEN.unpack(data)[1])
             case 8:

@@ -76,6 +76,7 @@ class Incoming(Generic[A, R]):
 
     def __init__(self) -> None:
         self.num_read = 0  # announcements
+        self.num_unposted = 0  # receives that wait and are not posted
         self._announced: dict[int, deque[A]] = {}
         self._waiting: dict[int, deque[tuple[R, bool]]] = {}  # with whether it is posted
 
@@ -90,6 +91,7 @@ class Incoming(Generic[A, R]):
         waiting = self._waiting.setdefault(tag, deque())
         is_posted = is_postable and (not waiting or waiting[-1][1])
         waiting.append((receive, is_posted))
+        self.num_unposted += not is_posted
         return None, is_posted
 
     def on_announced(self, tag: int, value: A) -> R | None:
@@ -108,15 +110,11 @@ class Incoming(Generic[A, R]):
         waiting = self._waiting.get(tag)
         if waiting is None:
             return None
-        met, _ = waiting.popleft()
+        met, is_posted = waiting.popleft()
+        self.num_unposted -= not is_posted
         if not waiting:
             del self._waiting[tag]
         return met
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a receive waits that is not posted."""
-        return any(not is_posted for waiting in self._waiting.values() for _, is_posted in waiting)
 
     def has(self, tag: int) -> bool:
         """Whether a value with a tag was announced that no receive has met."""
@@ -128,6 +126,7 @@ class Incoming(Generic[A, R]):
         if (receive, False) not in waiting:
             return False
         waiting.remove((receive, False))
+        self.num_unposted -= 1
         if not waiting:
             del self._waiting[tag]
         return True
@@ -140,6 +139,7 @@ class Incoming(Generic[A, R]):
         """Takes back all that wait: nothing comes any more."""
         waiting = self.waiting()
         self._waiting.clear()
+        self.num_unposted = 0
         return waiting
 
     @property
