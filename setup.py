@@ -44,6 +44,7 @@ HOT = (
     "p2p/letters",
     "p2p/matching",
     "p2p/pair",
+    "p2p/pairs",
     "p2p/transfer",
     "p2p/windows",
     "p2p/work",

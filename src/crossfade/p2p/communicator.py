@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
@@ -19,6 +18,7 @@ from crossfade.p2p.attendant import Attendant
 from crossfade.p2p.carrier import P2PStatistics
 from crossfade.p2p.memory import OwnedCell, Side
 from crossfade.p2p.opening import open_ranks, ranks_of
+from crossfade.p2p.pairs import Pairs
 from crossfade.p2p.payload import check_ranks, check_tensor, empty, number_of, transport_of
 from crossfade.p2p.transfer import Receive, Send, Transfer
 from crossfade.p2p.waiting import Waiting
@@ -81,14 +81,15 @@ class P2P:
         self._pairs = opened.pairs
         self._alarms = opened.alarms
         self._pidfds = opened.pidfds
-        self._lock = threading.RLock()
-        self._is_closing = self._is_closed = False
+        self._all = Pairs(opened.pairs, opened.sides.values())
+        self._lock = self._all.lock
+        self._is_closing = False
         self._alarm = opened.own_alarm
         self._waiting = Waiting(self._alarm, self.look, opened.pidfds, self._on_death)
         self._attendant = Attendant(
             [side.driver for side in self._sides.values()],
-            self._is_quiet,
-            partial(self._waiting.attend, self._work_off),
+            self._all.is_quiet,
+            partial(self._waiting.attend, self._all.work_off),
         )
         self._watchdog = self._watch()
 
@@ -120,7 +121,7 @@ class P2P:
             sends = [Send(side, tag, rank, source, shape, dtype, stream) for rank in ranks]
             for send in sends:
                 self._pairs[send.rank].send(send)
-        self._attend_to(ranks)
+            self._attendant.call()
         return Work(self, sends)
 
     def irecv(self, tensor: torch.Tensor, src: int, tag: int = 0) -> Work:
@@ -138,7 +139,7 @@ class P2P:
             self._begin()
             receive = Receive(side, tag, src, target, side.current_stream())
             self._pairs[src].receive(receive)
-        self._attend_to((src,))
+            self._attendant.call()
         return Work(self, (receive,), None if is_direct else partial(tensor.detach().copy_, target))
 
     def send(self, tensor: torch.Tensor, dst: int | Sequence[int], tag: int = 0) -> None:
@@ -255,64 +256,25 @@ class P2P:
 
     def look(self) -> bool:
         """Handles what other ranks have said. Whether anything came."""
-        with self._lock:
-            if self._is_closed:
-                return False
-            has_come = False
-            for side in self._sides.values():
-                while side.forgotten:
-                    memory = side.forgotten.pop()
-                    for pair in self._pairs:
-                        pair.carrier.forget(memory)
-            for pair in self._pairs:
-                if pair.progress():
-                    has_come = True
+        has_come = self._all.look()
         if has_come:
             self._waiting.notify()
         return has_come
-
-    def _attend_to(self, ranks: Sequence[int]) -> None:
-        """Transfers with ranks have begun: the attendant sees to what they need later on."""
-        for rank in ranks:
-            if not self._pairs[rank].is_quiet:
-                self._attendant.call()
-                return
-
-    def _is_quiet(self) -> bool:
-        with self._lock:
-            return self._is_closed or all([pair.is_quiet for pair in self._pairs])
-
-    def _work_off(self) -> bool:
-        """What the attendant does: copies values that the program leaves where they lie. Whether there is nothing to wait for."""
-        with self._lock:
-            if not self._is_closed:
-                for pair in self._pairs:
-                    pair.land_all()
-        return self._is_quiet()
 
     def join(self, transfer: Transfer, timeout: float | None) -> None:
         """Waits until everything is enqueued that a transfer needs, and lets the current stream wait for it. Raises as `Work.wait`
         does.
         """
         self._settle(transfer, timeout)
-        if isinstance(transfer, Receive) and transfer.landing is not None:
-            with self._lock:
-                if transfer.landing is not None:  # the attendant has not been quicker
-                    self._pairs[transfer.rank].land(transfer)
-            if transfer.error is not None:
-                raise copy(transfer.error)
+        self._all.land(transfer)
+        if transfer.error is not None:
+            raise copy(transfer.error)
         transfer.join()
 
     def is_over(self, transfers: Sequence[Transfer]) -> bool:
         """Whether the copies of transfers have been made, or cannot be made any more; waits for nothing."""
         self.look()
-        for transfer in transfers:
-            if isinstance(transfer, Receive) and transfer.landing is not None:
-                with self._lock:
-                    self._pairs[transfer.rank].land_all()
-            if transfer.error is None and not (transfer.is_enqueued and transfer.is_copied()):
-                return False
-        return True
+        return self._all.are_over(transfers)
 
     def _settle(self, transfer: Transfer, timeout: float | None) -> None:
         if not transfer.is_settled:
@@ -349,7 +311,7 @@ class P2P:
 
     def _on_death(self, rank: int) -> None:
         with self._lock:
-            if not self._is_closed:
+            if not self._all.is_closed:
                 self._pairs[rank].on_death(_died(self._pairs[rank].name))
 
     def check(self) -> None:
@@ -380,14 +342,14 @@ class P2P:
             ChannelTimeout: not all ranks came. Everything is given back all the same.
         """
         with self._lock:
-            if self._is_closed or self._is_closing:
+            if self._all.is_closed or self._is_closing:
                 return
             self._is_closing = True
             for pair in self._pairs:
                 pair.leave(ChannelClosed("the communicator is closed", hint="open a new one with P2P(group)"))
         is_closed = self._waiting.until(self._have_all_closed, self._timeout_s, lambda: "closes its communicator")
         with self._lock:
-            self._is_closed = True
+            self._all.is_closed = True
         self._alarm.ring()
         self._attendant.close()
         late = self._who_waits()
@@ -410,7 +372,8 @@ class P2P:
             pair.carrier.close()
         for side in self._sides.values():
             side.close()
-        self._pairs, self._alarms = [], []  # and the other ranks' memory with them
+        self._all.each = self._pairs = []
+        self._alarms = []  # and the other ranks' memory with them
         del self._alarm
         self._waiting.close()
 
@@ -427,7 +390,7 @@ class P2P:
             self.close()
 
     def __repr__(self) -> str:
-        return f"P2P(rank {self.rank} of {self.num_ranks}{', closed' if self._is_closed else ''})"
+        return f"P2P(rank {self.rank} of {self.num_ranks}{', closed' if self._all.is_closed else ''})"
 
 
 def _died(name: str) -> ChannelBroken:
