@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from crossfade.device.signals import Counter
 from crossfade.p2p.cells import Place
@@ -44,8 +44,7 @@ class Letters(Protocol):
         """The other rank is gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(NamedTuple):
     """A value that the other rank can have."""
 
     window: Window  # for the letter

@@ -175,8 +175,8 @@ class P2P:
             with self._lock:
                 if self._pairs[src].withdraw(receive):
                     raise
-        if receive.arrival is None:
-            self._settle(receive, timeout)
+        if receive.error is not None:
+            raise copy(receive.error)
         assert receive.arrival is not None, "it is there, or an error was raised"
         value = receive.arrival.value
         side = self._sides[value.is_host]
@@ -252,7 +252,8 @@ class P2P:
         """At the beginning of a call, with the lock."""
         if self._is_closing:
             raise ChannelClosed("the communicator is closed", hint="open a new one with P2P(group)")
-        self.look()
+        if self._all.look():
+            self._waiting.notify()
 
     def look(self) -> bool:
         """Handles what other ranks have said. Whether anything came."""
@@ -265,22 +266,18 @@ class P2P:
         """Waits until everything is enqueued that a transfer needs, and lets the current stream wait for it. Raises as `Work.wait`
         does.
         """
-        self._settle(transfer, timeout)
-        self._all.land(transfer)
+        if not transfer.is_settled:
+            self._await(lambda: transfer.is_settled, str(transfer), timeout)
+        is_joined = self._all.land(transfer)
         if transfer.error is not None:
             raise copy(transfer.error)
-        transfer.join()
+        if not is_joined:
+            transfer.join()
 
     def is_over(self, transfers: Sequence[Transfer]) -> bool:
         """Whether the copies of transfers have been made, or cannot be made any more; waits for nothing."""
         self.look()
         return self._all.are_over(transfers)
-
-    def _settle(self, transfer: Transfer, timeout: float | None) -> None:
-        if not transfer.is_settled:
-            self._await(lambda: transfer.is_settled, str(transfer), timeout)
-        if transfer.error is not None:
-            raise copy(transfer.error)
 
     def _await(self, ready: Callable[[], bool], what: str, timeout: float | None) -> None:
         limit_s = self._timeout_s if timeout is None else timeout

@@ -16,13 +16,13 @@ GPUs cannot reach each other, cells lie in memory of the host, and values go up 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Final
 
 from crossfade.device.events import PooledEvent
 from crossfade.device.signals import Counter
-from crossfade.marks import mark, marked
+from crossfade.marks import marked
 from crossfade.p2p.carrier import Carrier, Letters, Offer
 from crossfade.p2p.cells import Cell, Cells, Place
 from crossfade.p2p.letters import Exported, Forgotten, Window
@@ -32,6 +32,8 @@ from crossfade.p2p.windows import Counters, Windows
 
 SHORT_BYTES: Final = 64 << 10
 """A value of at most this length passes through a cell in memory of the host, which both ranks' current streams reach."""
+
+_WHOLE: Final = [(0, 0)]  # in one piece
 
 
 class Ends:
@@ -105,6 +107,7 @@ class Copies(Carrier):
         if window is not None and (receive.is_free_known() or not side.driver.is_capturing(receive.stream)):
             self._land(receive, window, receive.free(), side.pull_stream)
 
+    @marked("copy")
     def _land(self, receive: Receive, window: Window, after: PooledEvent | None, stream: int) -> None:
         """The copy's completion is told by the counter that the sender waits for: it takes no event."""
         side = receive.side
@@ -117,13 +120,12 @@ class Copies(Carrier):
             receive.fail(copy(self.death))
             return
         source = ends.memories.address(window.memory, window.offset, receive.size_bytes)
-        with mark("copy"):
-            if after is not None:
-                after.hold(stream)
-            if not is_ready:
-                ready.wait(stream, window.uses)
-            side.driver.copy(receive.address, source, receive.size_bytes, stream)
-            done.set(stream, window.uses)
+        if after is not None:
+            after.hold(stream)
+        if not is_ready:
+            ready.wait(stream, window.uses)
+        side.driver.copy(receive.address, source, receive.size_bytes, stream)
+        done.set(stream, window.uses)
         self.num_pulled += 1
         self.num_bytes += receive.size_bytes
         receive.finish_at(done, window.uses)
@@ -201,13 +203,15 @@ class Copies(Carrier):
         if is_beside:
             stream = side.push_stream
             send.ready().hold(stream)
-        pieces = [(0, size_bytes)] if size_bytes <= SHORT_BYTES else shared.pieces(size_bytes)
+        pieces = _WHOLE if size_bytes <= SHORT_BYTES else shared.pieces(size_bytes)
         window = windows.open(len(pieces), number, send, cell)
         ready = windows.counters.ready(window.word)
-        for step, (offset, length) in enumerate(pieces, window.uses - len(pieces) + 1):
+        if len(pieces) == 1:
             if cell is not None:
-                side.driver.copy(cell.address + offset, send.address + offset, length, stream)
-            side.set_step(ready, step, stream, is_alone=len(pieces) == 1)
+                side.driver.copy(cell.address, send.address, size_bytes, stream)
+            ready.set(stream, window.uses)
+        else:
+            self._push_up(send, cell, pieces, window, ready)
         if cell is None:
             self.num_lent += 1
         else:
@@ -218,6 +222,17 @@ class Copies(Carrier):
             else:  # in the order of the stream on which the value was made
                 send.finish()
         return Offer(_as_letter(place, window, is_lent=cell is None), window)
+
+    @staticmethod
+    def _push_up(
+        send: Send, cell: Cell | None, pieces: Sequence[tuple[int, int]], window: OpenWindow, ready: Counter
+    ) -> None:
+        """Copies a value piece by piece into a cell, and tells of each."""
+        side, stream = send.side, send.side.push_stream
+        assert cell is not None, "what is lent is in one piece"
+        for step, (offset, length) in enumerate(pieces, window.uses - len(pieces) + 1):
+            side.driver.copy(cell.address + offset, send.address + offset, length, stream)
+            side.set_step(ready, step, stream)
 
     def announced(self, number: int) -> OpenWindow | None:
         found = (ends.windows.announced(number) for ends in self._ends.values())

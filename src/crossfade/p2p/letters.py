@@ -123,6 +123,7 @@ _WINDOW = "iQIQ?"
 _EXPORTED = struct.Struct("<BiQ??B")
 _FORGOTTEN = struct.Struct("<Bi")
 _ANNOUNCED = struct.Struct(f"<BqQ?BB{_WINDOW}")
+_SHAPES = [struct.Struct(f"<{num_dims}Q") for num_dims in range(MOST_DIMS + 1)]
 _PULLED = struct.Struct("<BIQ?")
 _NUMBER = struct.Struct("<BQ")
 _HERE = struct.Struct(f"<BQ{_WINDOW}")
@@ -137,7 +138,7 @@ def pack(letter: Letter) -> bytes:
     match letter:
         case Announced(tag, size_bytes, is_host, dtype, shape, window):
             head = _ANNOUNCED.pack(0, tag, size_bytes, is_host, dtype, len(shape), *(window or _NOWHERE))
-            return head + struct.pack(f"<{len(shape)}Q", *shape)
+            return head + _SHAPES[len(shape)].pack(*shape)
         case Pulled(word, uses, is_host):
             return _PULLED.pack(1, word, uses, is_host)
         case Posted(tag, size_bytes, is_host, num_read, window):
@@ -168,9 +169,9 @@ def unpack(data: bytes) -> Letter:
         match data[0]:
             case 0:
                 _, tag, size_bytes, is_host, dtype, num_dims, *window = _ANNOUNCED.unpack_from(data)
-                shape = struct.unpack_from(f"<{num_dims}Q", data, _ANNOUNCED.size)
-                where = Window(*window)
-                return Announced(tag, size_bytes, is_host, dtype, shape, None if where == _NOWHERE else where)
+                shape = _SHAPES[num_dims].unpack_from(data, _ANNOUNCED.size)
+                where = None if window[0] == _NOWHERE.memory else Window(*window)
+                return Announced(tag, size_bytes, is_host, dtype, shape, where)
             case 1:
                 return Pulled(*_PULLED.unpack(data)[1:])
             case 2:

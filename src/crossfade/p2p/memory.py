@@ -27,8 +27,8 @@ _LENT_BYTES_OF_DEVICE = (1 << 20) + 1
 
 
 class Exports:
-    """Memory of this process that others may open. ``numbers`` gives each a number of its own; the numbers of memory that is gone are
-    added to ``forgotten``.
+    """Memory of this process that others may open. ``numbers`` gives each a number of its own; those of what is gone are added to
+    ``forgotten``.
     """
 
     def __init__(self, memory: DeviceMemory, numbers: count[int], forgotten: list[int], *, is_staged: bool) -> None:
@@ -182,15 +182,14 @@ class Side:
             self.awaiting.append(stream)
         return stream
 
-    def set_step(self, counter: Counter, step: int, stream: int, *, is_alone: bool) -> None:
-        """Says behind a stream that a step is done: beside it where a value has several pieces, so that the next need not wait.
+    def set_step(self, counter: Counter, step: int, stream: int) -> None:
+        """Says behind a stream that a piece of a value is done: beside it, so that the next one need not wait.
 
         All pieces of a value are told of in the same place, or a late word of an earlier one would take back a later one's.
         """
-        if not is_alone:
-            copied = self.events.at(stream)
-            stream = self.streams.get(Role.PUSH, "sets")
-            copied.hold(stream)
+        copied = self.events.at(stream)
+        stream = self.streams.get(Role.PUSH, "sets")
+        copied.hold(stream)
         counter.set(stream, step)
 
     def await_step(self, counter: Counter, step: int, stream: int, *, is_first: bool) -> None:

@@ -48,12 +48,14 @@ class Pairs:
                     pair.land_all()
             return self.is_quiet()
 
-    def land(self, transfer: Transfer) -> None:
-        """Copies the value of a receive that waits where it lies, if it does, on the current stream."""
+    def land(self, transfer: Transfer) -> bool:
+        """Copies the value of a receive that waits where it lies, if it does, on the current stream. Whether it did."""
         if isinstance(transfer, Receive) and transfer.landing is not None:
             with self.lock:
                 if transfer.landing is not None:  # another thread has not been quicker
                     self.each[transfer.rank].land(transfer)
+                    return True
+        return False
 
     def are_over(self, transfers: Sequence[Transfer]) -> bool:
         """Whether the copies of transfers have been made, or cannot be made any more."""
