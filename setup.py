@@ -58,8 +58,9 @@ HOT = (
 - ``interrupted``: it finds out from frames where an interrupt comes, and a compiled function has none.
 - ``api/compiled``, ``api/refs``: the doors, whose frames say that an interrupt has to wait; users subclass and refer weakly to
   what is in them.
-- ``p2p/communicator``: the door of transfers. ``p2p/carrier``: what it has is subclassed by modules that are not compiled.
-  ``p2p/memory``, ``p2p/waiting``, ``p2p/attendant``: set-up, and what waits. ``device/*``: devices' edges, which stay pure, share it.
+- ``p2p/communicator``: the door of transfers. ``p2p/carrier``: modules that are not compiled have subclasses of what is in it.
+- ``p2p/memory``, ``p2p/waiting``, ``p2p/attendant``: set-up, and what waits.
+- ``device/*``: the edges of devices, which stay pure so far, share it.
 """
 
 

@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("torch", reason="crossfade.p2p")
 
+from crossfade.device.signals import Counter
 from crossfade.errors import ChannelClosed
 from crossfade.host.memory import Memory
 from crossfade.p2p.board import BoardLayout
@@ -224,3 +225,10 @@ LENT = World([Step(LONG, 0), Step(SHORT, 0), Step(LONG, 1, is_early=True), Step(
 def test_nothing_races_where_values_are_lent() -> None:
     verdict = sample(LENT, range(60))
     assert verdict.is_ok, verdict
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_a_missing_wait_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So these worlds would show a race."""
+    monkeypatch.setattr(Counter, "wait", lambda self, stream, value: None)
+    assert sample(WORLDS[name], range(20)).kind == "race"

@@ -45,8 +45,9 @@ class P2P:
         transport: ``"copy"``: GPUs read and write each other's memory, which takes NVLink; ``"staged"``: values pass through pinned
             memory of the host; ``"auto"``: the former between GPUs that NVLink connects, the latter between others. Between hosts
             values go by TCP, everywhere with ``"tcp"``. All ranks give the same. On the CPU ``"staged"`` is for tests.
-        buffer_bytes: what values may take that are copied before the receiver asks for them (CPU tensors, GPU tensors shorter than
-            256 KB or in memory that cannot be exported, all that is staged). Sends beyond that wait for their receives.
+        buffer_bytes: what values may take that are copied before the receiver asks for them (CPU tensors, GPU tensors of up to
+            1 MB or in memory that cannot be exported, all that is staged), in memory of the host and of the GPU each. Sends beyond
+            that wait for their receives.
         timeout_s: the longest that a call waits for other ranks' hosts.
 
     Raises:
