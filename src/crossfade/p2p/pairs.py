@@ -50,9 +50,9 @@ class Pairs:
 
     def land(self, transfer: Transfer) -> bool:
         """Copies the value of a receive that waits where it lies, if it does, on the current stream. Whether it did."""
-        if isinstance(transfer, Receive) and transfer.landing is not None:
+        if isinstance(transfer, Receive) and transfer.is_to_land():
             with self.lock:
-                if transfer.landing is not None:  # another thread has not been quicker
+                if transfer.is_to_land():  # another thread has not been quicker
                     self.each[transfer.rank].land(transfer)
                     return True
         return False
@@ -60,7 +60,7 @@ class Pairs:
     def are_over(self, transfers: Sequence[Transfer]) -> bool:
         """Whether the copies of transfers have been made, or cannot be made any more."""
         for transfer in transfers:
-            if isinstance(transfer, Receive) and transfer.landing is not None:
+            if isinstance(transfer, Receive) and transfer.is_to_land():
                 with self.lock:
                     self.each[transfer.rank].land_all()
             if transfer.error is None and not (transfer.is_enqueued and transfer.is_copied()):

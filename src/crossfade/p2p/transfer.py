@@ -154,6 +154,10 @@ class Receive(Transfer):
     def is_settled(self) -> bool:
         return self.is_enqueued or self.landing is not None or self.error is not None
 
+    def is_to_land(self) -> bool:
+        """Whether its value waits where it lies. (Another thread may copy it at any time, so it is asked for anew each time.)"""
+        return self.landing is not None
+
     def free(self) -> PooledEvent:
         """An event behind the last use of the tensor before: to be asked for when it begins, where it may be needed later on."""
         if self._free is None:
