@@ -36,7 +36,7 @@ test: check  ## checks, then unit tests and tests with processes
 
 # The tests of what values pass, over the modules that setup.py names as C extensions.
 HOT_TESTS := $(foreach name,asyncio at_once calls channels codec copy_ahead copy_engine copy_graphs debug default dump edges_compiles \
-  edges_kept edges_leaks edges_values faults fuzz handler host_copies interrupts kills local_engine random session_ends \
+  edges_kept edges_leaks edges_values faults fuzz handler host_copies interrupts kills local_engine p2p random session_ends \
   several static tcp teardown turns_graphs value_cases what_stays,$(wildcard tests/cpu/test_$(name)*.py))
 test-compiled: export PYTHONDONTWRITEBYTECODE :=
 test-compiled: export PYTHONPATH := $(COMPILED)

@@ -41,7 +41,18 @@ HOT = (
     "engines/local_plan",
     "host/cores",
     "host/doorbell",
+    "host/mailbox",
     "host/semaphore",
+    "p2p/board",
+    "p2p/cells",
+    "p2p/copies",
+    "p2p/letters",
+    "p2p/matching",
+    "p2p/pair",
+    "p2p/pairs",
+    "p2p/transfer",
+    "p2p/windows",
+    "p2p/work",
     "runtime/bind",
     "runtime/cursor",
     "runtime/intake",
@@ -52,6 +63,9 @@ HOT = (
 - ``interrupted``: it finds out from frames where an interrupt comes, and a compiled function has none.
 - ``api/compiled``, ``api/refs``: the doors, whose frames say that an interrupt has to wait; users subclass and refer weakly to
   what is in them.
+- ``p2p/communicator``: the door of transfers. ``p2p/carrier``: modules that are not compiled have subclasses of what is in it.
+- ``p2p/memory``, ``p2p/waiting``, ``p2p/attendant``: set-up, and what waits.
+- ``device/*``: the edges of devices, which stay pure so far, share it.
 """
 
 

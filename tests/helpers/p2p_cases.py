@@ -69,7 +69,7 @@ def each_way(device: str) -> None:
     for is_posted, is_shared in ((True, True), (False, True), (False, False)):
         with opened(device) as p2p:
             dist.barrier()
-            length = 100_000 if is_shared else 100
+            length = 300_000 if is_shared else 100
             value = p2p.empty(length, dtype=torch.float32).fill_(rank)
             target = p2p.empty(length, dtype=torch.float32)
             if not is_shared and device == "cpu":

@@ -5,7 +5,7 @@ was received was sent.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from crossfade.errors import ChannelBroken, ChannelClosed
 from crossfade.p2p.carrier import Carrier, Offer
-from crossfade.p2p.letters import Letter, Window
-from crossfade.p2p.memory import Cell, Place
+from crossfade.p2p.cells import Place
+from crossfade.p2p.letters import Exported, Letter, Window
 from crossfade.p2p.pair import Pair
-from crossfade.p2p.transfer import Receive, Send, Transfer
-from crossfade.p2p.windows import OpenWindow
+from crossfade.p2p.transfer import OpenWindow, Receive, Send, Transfer
 
 BYTES = 1024
 
@@ -50,41 +49,61 @@ class Post:
 class Copied(Carrier):
     """Copies that are made at once. ``met``: tag, number of the send, number of the receive."""
 
-    def __init__(self, met: list[tuple[int, int, int]], is_full: bool, is_lending: bool, can_be_posted: bool) -> None:
+    def __init__(
+        self, met: list[tuple[int, int, int]], is_full: bool, is_lending: bool, can_be_posted: bool, is_lazy: bool
+    ) -> None:
         super().__init__()
+        self.is_lazy = is_lazy  # values stay where they lie until they are landed
         self.other: Copied = self
         self.is_full, self.is_lending, self.can_be_posted = is_full, is_lending, can_be_posted
         self._met = met
         self._uses = 0
         self._offered: dict[int, tuple[Send, OpenWindow]] = {}
         self._posted: dict[int, Receive] = {}
+        self._landings: list[Receive] = []
 
-    def _open(self, on_closed: Callable[[], None]) -> OpenWindow:
+    def _open(self, number: int = 0, send: Send | None = None) -> OpenWindow:
         self._uses += 1
-        return OpenWindow(0, self._uses, on_closed)
+        return OpenWindow(0, self._uses, number, send)
 
-    def offer(
-        self, send: Send, number: int, on_closed: Callable[[Cell | None], Callable[[], None]], *, is_urgent: bool
-    ) -> Offer | None:
+    def offer(self, send: Send, number: int, *, is_urgent: bool) -> Offer | None:
         if self.is_full and not is_urgent:
             return None
-        window = self._open(on_closed(None))
+        window = self._open(number, send)
         self._offered[window.uses] = send, window
         if not self.is_lending:
             send.finish()
         return Offer(Window(0, 0, 0, window.uses, self.is_lending), window)
 
     def pull(self, receive: Receive, number: int, window: Window) -> None:
-        send, opened = self.other._offered.pop(window.uses)
+        send, _ = self.other._offered.pop(window.uses)
         self._note(send, receive)
-        opened.on_closed()
+
+    def accept(self, receive: Receive, number: int, window: Window) -> None:
+        if self.is_lazy and not window.is_lent:
+            receive.landing = window
+            self._landings.append(receive)
+        else:
+            self.pull(receive, number, window)
+
+    def land_beside(self, receive: Receive) -> None:
+        window, receive.landing = receive.landing, None
+        assert window is not None
+        self._landings.remove(receive)
+        self.pull(receive, 0, window)
+
+    def landings(self) -> list[Receive]:
+        return list(self._landings)
+
+    @property
+    def has_landings(self) -> bool:
+        return bool(self._landings)
 
     def place_of(self, receive: Receive) -> Place | None:
-        place: Any = SimpleNamespace()
-        return place if self.can_be_posted else None
+        return Place(Exported(0, BYTES, False, False, b""), 0) if self.can_be_posted else None
 
     def post(self, receive: Receive, place: Place) -> Window:
-        receive.window = self._open(lambda: None)
+        receive.window = self._open()
         self._posted[receive.window.uses] = receive
         return Window(0, 0, 0, receive.window.uses, is_lent=True)
 
@@ -119,10 +138,11 @@ class Side:
     def do(self, what: str, tag: int) -> None:
         side: Any = SimpleNamespace(is_host=False)
         tensor: Any = SimpleNamespace(nbytes=BYTES)
-        event: Any = None
         if what == "letters":
             self.post.num_here = min(len(self.post.inbox), self.post.num_here + tag + 1)
             self.pair.progress()
+        elif what == "land":
+            self.pair.land_all()
         elif what == "leave":
             self.leave()
         elif not self.has_left and self.pair.ended is None:
@@ -130,9 +150,9 @@ class Side:
             number = self._number(kind, tag)
             transfer: Any
             if kind is Send:
-                transfer, begin = Send(side, tag, number, tensor, (BYTES,), 0, event), self.pair.send
+                transfer, begin = Send(side, tag, number, tensor, (BYTES,), 0, 0), self.pair.send
             else:
-                transfer, begin = Receive(side, tag, number, tensor, event), self.pair.receive  # type: ignore[assignment]
+                transfer, begin = Receive(side, tag, number, tensor, 0), self.pair.receive  # type: ignore[assignment]
             self.transfers.append(transfer)
             try:
                 begin(transfer)
@@ -152,9 +172,9 @@ class Side:
 _STEP = st.one_of(
     st.tuples(st.sampled_from(["send", "receive"]), st.integers(0, 1)),
     st.tuples(st.just("letters"), st.integers(0, 3)),
-    st.tuples(st.just("leave"), st.just(0)),
+    st.tuples(st.sampled_from(["leave", "land"]), st.just(0)),
 )
-_FLAGS = st.tuples(st.booleans(), st.booleans(), st.booleans())
+_FLAGS = st.tuples(*[st.booleans()] * 4)
 
 
 @settings(max_examples=800, deadline=None)

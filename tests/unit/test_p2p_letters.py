@@ -41,7 +41,7 @@ _LETTERS = st.one_of(
     st.builds(Pushed, _TAG),
     st.builds(Requested, _LENGTH),
     st.builds(Here, _LENGTH, _WINDOW),
-    st.builds(Exported, _NUMBER, _LENGTH, st.booleans(), st.binary(max_size=64)),
+    st.builds(Exported, _NUMBER, _LENGTH, st.booleans(), st.booleans(), st.binary(max_size=64)),
     st.builds(Forgotten, _NUMBER),
     st.builds(Refused, _LENGTH, st.integers(0, 1), _TAG, _LENGTH, st.booleans()),
     st.just(Closed()),
@@ -58,7 +58,9 @@ def test_a_letter_is_the_same_after_its_way(letter: object) -> None:
     assert type(came) is type(letter)
 
 
-@pytest.mark.parametrize("data", [b"", b"\x63", b"\x09more", b"\x00short", pack(Exported(1, 2, True, b"ab"))[:-1]])
+@pytest.mark.parametrize(
+    "data", [b"", b"\x63", b"\x09more", b"\x00short", pack(Exported(1, 2, True, False, b"ab"))[:-1]]
+)
 def test_other_bytes_are_an_error(data: bytes) -> None:
     with pytest.raises(ChannelError, match="no letter between ranks"):
         unpack(data)

@@ -5,17 +5,14 @@ the letter of it is read.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from crossfade.errors import ChannelClosed
 from crossfade.p2p.carrier import Carrier, Offer
 from crossfade.p2p.letters import Announced, Closed, Here, Left, Letter, Posted, Pulled, Pushed, Read, Requested, Window
-from crossfade.p2p.memory import Cell
 from crossfade.p2p.pair import Pair
-from crossfade.p2p.transfer import Receive, Send, Transfer
-from crossfade.p2p.windows import OpenWindow
+from crossfade.p2p.transfer import OpenWindow, Receive, Send, Transfer
 
 BYTES = 1024
 
@@ -41,25 +38,21 @@ class Mail:
 
 
 class OneWord(Carrier):
-    """Its windows have one word, in turns; `close` closes the open one, as devices do."""
+    """Its windows have one word, in turns."""
 
     def __init__(self, *, is_lent: bool) -> None:
         super().__init__()
         self.is_lent = is_lent
         self.is_full = False
         self.uses = 0
-        self.close: Callable[[], None] = lambda: None
         self.finished: list[Transfer] = []
         self.pushed: list[Send] = []
 
-    def offer(
-        self, send: Send, number: int, on_closed: Callable[[Cell | None], Callable[[], None]], *, is_urgent: bool
-    ) -> Offer | None:
+    def offer(self, send: Send, number: int, *, is_urgent: bool) -> Offer | None:
         if self.is_full and not is_urgent:
             return None
         self.uses += 1
-        self.close = on_closed(None)
-        return Offer(Window(0, 0, 0, self.uses, self.is_lent), OpenWindow(0, self.uses, self.close))
+        return Offer(Window(0, 0, 0, self.uses, self.is_lent), OpenWindow(0, self.uses, number, send))
 
     def finish(self, transfer: Transfer, window: OpenWindow) -> None:
         self.finished.append(transfer)
@@ -80,21 +73,19 @@ def opened(*, is_lent: bool) -> tuple[Pair, Mail, OneWord]:
 def a_send(tag: int = 0) -> Send:
     side: Any = SimpleNamespace(is_host=False)
     tensor: Any = SimpleNamespace(nbytes=BYTES)
-    event: Any = None
-    return Send(side, tag, 1, tensor, (BYTES,), 0, event)
+    return Send(side, tag, 1, tensor, (BYTES,), 0, 0)
 
 
 def a_receive(tag: int = 0) -> Receive:
     side: Any = SimpleNamespace(is_host=False)
     tensor: Any = SimpleNamespace(nbytes=BYTES)
-    return Receive(side, tag, 1, tensor, None)
+    return Receive(side, tag, 1, tensor, 0)
 
 
 def test_a_word_that_serves_another_value_when_the_letter_of_the_first_is_read() -> None:
     pair, mail, carrier = opened(is_lent=True)
     first, second = a_send(), a_send()
     pair.send(first)
-    carrier.close()
     pair.send(second)
     mail.inbox.append(Pulled(0, 1, is_host=False))
     pair.progress()
@@ -110,7 +101,6 @@ def test_a_value_was_copied_before_the_letter_of_the_receive_that_it_met_is_read
         Posted(0, BYTES, False, 0, Window(0, 0, 0, 1, is_lent=True))
     )  # on its way when the value is announced
     pair.send(a_send())
-    carrier.close()
     pair.progress()
     pair.send(a_send())
     assert not carrier.pushed, "the receive had met the first value"
@@ -123,12 +113,11 @@ def test_a_value_was_copied_before_the_letter_of_the_receive_that_it_met_is_read
 
 
 def test_what_announcements_are_remembered_is_bounded_though_no_receive_is_posted() -> None:
-    sender, from_sender, carrier = opened(is_lent=False)
+    sender, from_sender, _ = opened(is_lent=False)
     receiver, to_receiver, _ = opened(is_lent=False)
     most = 0
     for _ in range(1000):
         sender.send(a_send())
-        carrier.close()
         to_receiver.inbox.append(from_sender.written.pop())
         receiver.receive(a_receive())
         receiver.progress()

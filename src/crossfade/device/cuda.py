@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from crossfade.device.cuda_bindings import Handles, bindings, check, relax_captures
+from crossfade.device.cuda_bindings import Allocations, Handles, bindings, check, relax_captures
 from crossfade.device.driver import Allocation
 from crossfade.device.ledger import Ledger
 from crossfade.errors import DeviceError
@@ -61,6 +61,7 @@ class CudaDriver:
         self._buffer_id = self._cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_BUFFER_ID
         self._ask_capture = self._cu.cuStreamIsCapturing
         self._no_capture = self._cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+        self._allocations = Allocations()
         self._streams = Handles(self._cu.CUstream)
         self._events = Handles(self._cu.CUevent)
         self._words = Handles(self._cu.CUdeviceptr)
@@ -233,13 +234,7 @@ class CudaDriver:
     # look
 
     def allocation_of(self, address: int) -> Allocation | None:
-        ask, attribute = self._cu.cuPointerGetAttribute, self._cu.CUpointer_attribute
-        names = ("RANGE_START_ADDR", "RANGE_SIZE", "BUFFER_ID", "IS_LEGACY_CUDA_IPC_CAPABLE")
-        read = [ask(getattr(attribute, f"CU_POINTER_ATTRIBUTE_{name}"), address) for name in names]
-        if any(code for code, _ in read):
-            return None
-        begin, size_bytes, identity, is_exportable = (int(value) for _, value in read)
-        return Allocation(begin, size_bytes, identity) if is_exportable else None
+        return self._allocations.of(address)
 
     def identity_of(self, address: int) -> int:
         code, identity = self._pointer_attribute(self._buffer_id, address)

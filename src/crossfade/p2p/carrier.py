@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from crossfade.device.signals import Counter
+from crossfade.p2p.cells import Place
 from crossfade.p2p.letters import Exported, Letter, Window
-from crossfade.p2p.memory import Cell, Place
-from crossfade.p2p.transfer import Receive, Send, Transfer
-from crossfade.p2p.windows import OpenWindow
+from crossfade.p2p.transfer import OpenWindow, Receive, Send, Transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,7 @@ class Letters(Protocol):
         """The other rank is gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(NamedTuple):
     """A value that the other rank can have."""
 
     window: Window  # for the letter
@@ -69,13 +67,15 @@ class Carrier:
         """Copies a value into a posted window."""
         raise NotImplementedError
 
-    def offer(
-        self, send: Send, number: int, on_closed: Callable[[Cell | None], Callable[[], None]], *, is_urgent: bool
-    ) -> Offer | None:
+    def offer(self, send: Send, number: int, *, is_urgent: bool) -> Offer | None:
         """Makes a value reachable, or a copy of it; None if that has to wait, which what is urgent (requested) need not for long.
-        ``number``: of its announcement. ``on_closed`` gives what the end of its window calls.
+        ``number``: of its announcement.
         """
         raise NotImplementedError
+
+    def announced(self, number: int) -> OpenWindow | None:
+        """The window of an announcement, with its send, as long as it is open."""
+        return None
 
     # Receiving
 
@@ -90,9 +90,33 @@ class Carrier:
     def expect(self, number: int, receive: Receive) -> None:
         """The value with that number is about to be requested."""
 
+    def hold(self, receive: Receive) -> None:
+        """A receive waits, and is not posted."""
+
     def pull(self, receive: Receive, number: int, window: Window) -> None:
         """Copies a value out of an announced window, or takes the one that was requested."""
         raise NotImplementedError
+
+    def accept(self, receive: Receive, number: int, window: Window) -> None:
+        """`pull` of a value that was not requested. A short one may stay where it lies, its receive's ``landing``, until `land`."""
+        self.pull(receive, number, window)
+
+    def land(self, receive: Receive) -> None:
+        """Copies the value in a receive's ``landing`` on the current stream."""
+        raise NotImplementedError
+
+    def land_beside(self, receive: Receive) -> None:
+        """The same on a stream of ours, behind what the tensor was used for. It may be left undone while that is captured."""
+        raise NotImplementedError
+
+    def landings(self) -> list[Receive]:
+        """The receives whose values are to be landed."""
+        return []
+
+    @property
+    def has_landings(self) -> bool:
+        """Whether there are any."""
+        return False
 
     # Both
 

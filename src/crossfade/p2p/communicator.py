@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
@@ -17,8 +16,9 @@ from crossfade.device.watchdog import DeathReport, Watchdog
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelTimeout, DeviceError
 from crossfade.p2p.attendant import Attendant
 from crossfade.p2p.carrier import P2PStatistics
-from crossfade.p2p.memory import Side
+from crossfade.p2p.memory import OwnedCell, Side
 from crossfade.p2p.opening import open_ranks, ranks_of
+from crossfade.p2p.pairs import Pairs
 from crossfade.p2p.payload import check_ranks, check_tensor, empty, number_of, transport_of
 from crossfade.p2p.transfer import Receive, Send, Transfer
 from crossfade.p2p.waiting import Waiting
@@ -45,8 +45,9 @@ class P2P:
         transport: ``"copy"``: GPUs read and write each other's memory, which takes NVLink; ``"staged"``: values pass through pinned
             memory of the host; ``"auto"``: the former between GPUs that NVLink connects, the latter between others. Between hosts
             values go by TCP, everywhere with ``"tcp"``. All ranks give the same. On the CPU ``"staged"`` is for tests.
-        buffer_bytes: what values may take that are copied before the receiver asks for them (CPU tensors, GPU tensors shorter than
-            256 KB or in memory that cannot be exported, all that is staged). Sends beyond that wait for their receives.
+        buffer_bytes: what values may take that are copied before the receiver asks for them (CPU tensors, GPU tensors of up to
+            1 MB or in memory that cannot be exported, all that is staged), in memory of the host and of the GPU each. Sends beyond
+            that wait for their receives.
         timeout_s: the longest that a call waits for other ranks' hosts.
 
     Raises:
@@ -81,14 +82,15 @@ class P2P:
         self._pairs = opened.pairs
         self._alarms = opened.alarms
         self._pidfds = opened.pidfds
-        self._lock = threading.RLock()
-        self._is_closing = self._is_closed = False
+        self._all = Pairs(opened.pairs, opened.sides.values())
+        self._lock = self._all.lock
+        self._is_closing = False
         self._alarm = opened.own_alarm
         self._waiting = Waiting(self._alarm, self.look, opened.pidfds, self._on_death)
         self._attendant = Attendant(
             [side.driver for side in self._sides.values()],
-            self._is_quiet,
-            partial(self._waiting.attend, self._is_quiet),
+            self._all.is_quiet,
+            partial(self._waiting.attend, self._all.work_off),
         )
         self._watchdog = self._watch()
 
@@ -110,18 +112,17 @@ class P2P:
             ChannelBroken: the rank died, or has closed its communicator.
             ChannelClosed: this communicator is closed.
         """
-        ranks = [dst] if isinstance(dst, int) else list(dst)
+        ranks = (dst,) if isinstance(dst, int) else tuple(dst)
         side = self._check("isend", tensor, ranks, tag)
         source = tensor.detach().contiguous()
+        shape, dtype = tuple(tensor.shape), number_of(tensor.dtype)
         with self._lock:
             self._begin()
-            ready = side.events.at(side.current_stream())
-            sends = [
-                Send(side, tag, rank, source, tuple(tensor.shape), number_of(tensor.dtype), ready) for rank in ranks
-            ]
+            stream = side.current_stream()
+            sends = [Send(side, tag, rank, source, shape, dtype, stream) for rank in ranks]
             for send in sends:
                 self._pairs[send.rank].send(send)
-        self._attendant.call()
+            self._attendant.call()
         return Work(self, sends)
 
     def irecv(self, tensor: torch.Tensor, src: int, tag: int = 0) -> Work:
@@ -130,18 +131,17 @@ class P2P:
         Returns:
             A `Work`; once the current stream is behind its `Work.wait`, the tensor has the value.
         """
-        side = self._check("irecv", tensor, [src], tag)
+        side = self._check("irecv", tensor, (src,), tag)
         target = tensor.detach()
         is_direct = target.is_contiguous()
         if not is_direct:
             target = torch_or_raise().empty_like(target, memory_format=torch_or_raise().contiguous_format)
         with self._lock:
             self._begin()
-            free = side.events.at(side.current_stream())
-            receive = Receive(side, tag, src, target, free)
+            receive = Receive(side, tag, src, target, side.current_stream())
             self._pairs[src].receive(receive)
-        self._attendant.call()
-        return Work(self, [receive], None if is_direct else partial(tensor.detach().copy_, target))
+            self._attendant.call()
+        return Work(self, (receive,), None if is_direct else partial(tensor.detach().copy_, target))
 
     def send(self, tensor: torch.Tensor, dst: int | Sequence[int], tag: int = 0) -> None:
         """`isend`, and `Work.wait`."""
@@ -168,7 +168,7 @@ class P2P:
         check_ranks("recv_any", [src], tag, self.num_ranks)
         with self._lock:
             self._begin()
-            receive = Receive(next(iter(self._sides.values())), tag, src, None, None)
+            receive = Receive(next(iter(self._sides.values())), tag, src, None, 0)
             self._pairs[src].receive(receive)
         try:
             self._await(lambda: receive.arrival is not None or receive.is_settled, str(receive), timeout)
@@ -176,17 +176,17 @@ class P2P:
             with self._lock:
                 if self._pairs[src].withdraw(receive):
                     raise
-        if receive.arrival is None:
-            self.settle(receive, timeout)
+        if receive.error is not None:
+            raise copy(receive.error)
         assert receive.arrival is not None, "it is there, or an error was raised"
         value = receive.arrival.value
-        side = receive.side = self._sides[value.is_host]
+        side = self._sides[value.is_host]
         tensor = empty(value, side.driver.device)
         with self._lock:
             self._begin()  # another thread may have closed it meanwhile
-            receive.take_into(tensor, side.events.at(side.current_stream()))
+            receive.take_into(side, tensor, side.current_stream())
             self._pairs[src].accept(receive, receive.arrival)
-        Work(self, [receive]).wait(timeout)
+        Work(self, (receive,)).wait(timeout)
         return tensor
 
     def probe(self, tag: int = 0, *, timeout: float | None = None) -> int:
@@ -228,8 +228,9 @@ class P2P:
         size_bytes = prod(shape) * dtype.itemsize
         with self._lock:
             self._begin()
-            address, owner = side.direct.cells.own(size_bytes)
-        return tensor_on(address, shape, dtype, side.driver.device, owner)
+            cells = side.direct.cells
+            cell = cells.own(size_bytes)
+        return tensor_on(cell.address, shape, dtype, side.driver.device, OwnedCell(cell, cells.ended))
 
     def _check(self, call: str, tensor: torch.Tensor, ranks: Sequence[int], tag: int) -> Side:
         check_tensor(tensor, call)
@@ -252,34 +253,32 @@ class P2P:
         """At the beginning of a call, with the lock."""
         if self._is_closing:
             raise ChannelClosed("the communicator is closed", hint="open a new one with P2P(group)")
-        self.look()
+        if self._all.look():
+            self._waiting.notify()
 
     def look(self) -> bool:
         """Handles what other ranks have said. Whether anything came."""
-        with self._lock:
-            if self._is_closed:
-                return False
-            has_come = False
-            for side in self._sides.values():
-                for memory in side.forgotten():
-                    for pair in self._pairs:
-                        pair.carrier.forget(memory)
-            for pair in self._pairs:
-                has_come |= pair.progress()
+        has_come = self._all.look()
         if has_come:
             self._waiting.notify()
         return has_come
 
-    def _is_quiet(self) -> bool:
-        with self._lock:
-            return self._is_closed or all([pair.is_quiet for pair in self._pairs])
-
-    def settle(self, transfer: Transfer, timeout: float | None) -> None:
-        """Waits until everything is enqueued that a transfer needs. Raises as `Work.wait` does."""
+    def join(self, transfer: Transfer, timeout: float | None) -> None:
+        """Waits until everything is enqueued that a transfer needs, and lets the current stream wait for it. Raises as `Work.wait`
+        does.
+        """
         if not transfer.is_settled:
             self._await(lambda: transfer.is_settled, str(transfer), timeout)
+        is_joined = self._all.land(transfer)
         if transfer.error is not None:
             raise copy(transfer.error)
+        if not is_joined:
+            transfer.join()
+
+    def is_over(self, transfers: Sequence[Transfer]) -> bool:
+        """Whether the copies of transfers have been made, or cannot be made any more; waits for nothing."""
+        self.look()
+        return self._all.are_over(transfers)
 
     def _await(self, ready: Callable[[], bool], what: str, timeout: float | None) -> None:
         limit_s = self._timeout_s if timeout is None else timeout
@@ -310,7 +309,7 @@ class P2P:
 
     def _on_death(self, rank: int) -> None:
         with self._lock:
-            if not self._is_closed:
+            if not self._all.is_closed:
                 self._pairs[rank].on_death(_died(self._pairs[rank].name))
 
     def check(self) -> None:
@@ -341,14 +340,14 @@ class P2P:
             ChannelTimeout: not all ranks came. Everything is given back all the same.
         """
         with self._lock:
-            if self._is_closed or self._is_closing:
+            if self._all.is_closed or self._is_closing:
                 return
             self._is_closing = True
             for pair in self._pairs:
                 pair.leave(ChannelClosed("the communicator is closed", hint="open a new one with P2P(group)"))
         is_closed = self._waiting.until(self._have_all_closed, self._timeout_s, lambda: "closes its communicator")
         with self._lock:
-            self._is_closed = True
+            self._all.is_closed = True
         self._alarm.ring()
         self._attendant.close()
         late = self._who_waits()
@@ -371,7 +370,8 @@ class P2P:
             pair.carrier.close()
         for side in self._sides.values():
             side.close()
-        self._pairs, self._alarms = [], []  # and the other ranks' memory with them
+        self._all.each = self._pairs = []
+        self._alarms = []  # and the other ranks' memory with them
         del self._alarm
         self._waiting.close()
 
@@ -388,7 +388,7 @@ class P2P:
             self.close()
 
     def __repr__(self) -> str:
-        return f"P2P(rank {self.rank} of {self.num_ranks}{', closed' if self._is_closed else ''})"
+        return f"P2P(rank {self.rank} of {self.num_ranks}{', closed' if self._all.is_closed else ''})"
 
 
 def _died(name: str) -> ChannelBroken:

@@ -16,27 +16,34 @@ GPUs cannot reach each other, cells lie in memory of the host, and values go up 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
+from typing import Final
 
 from crossfade.device.events import PooledEvent
 from crossfade.device.signals import Counter
 from crossfade.marks import marked
 from crossfade.p2p.carrier import Carrier, Letters, Offer
+from crossfade.p2p.cells import Cell, Cells, Place
 from crossfade.p2p.letters import Exported, Forgotten, Window
-from crossfade.p2p.memory import Cell, OpenedMemories, Place, Shared
-from crossfade.p2p.transfer import Receive, Send, Transfer
-from crossfade.p2p.windows import Counters, OpenWindow, Windows
+from crossfade.p2p.memory import OpenedMemories, Shared
+from crossfade.p2p.transfer import OpenWindow, Receive, Send, Transfer
+from crossfade.p2p.windows import Counters, Windows
 
-LENT_BYTES = 256 << 10
-"""A value of at least this length is read where it lies, if its memory can be exported; a shorter one is copied first."""
+SHORT_BYTES: Final = 64 << 10
+"""A value of at most this length passes through a cell in memory of the host, which both ranks' current streams reach."""
+
+_WHOLE: Final = [(0, 0)]  # in one piece
 
 
 class Ends:
     """Both ranks' windows, this one's memory that the other one reaches, and that one's, of one kind."""
 
-    def __init__(self, shared: Shared, own: Counters, theirs: Counters, memories: OpenedMemories) -> None:
+    def __init__(
+        self, shared: Shared, short: Shared, own: Counters, theirs: Counters, memories: OpenedMemories
+    ) -> None:
         self.shared = shared
+        self.short = short  # for short values
         self.windows = Windows(own)
         self.theirs = theirs
         self.memories = memories
@@ -58,93 +65,181 @@ class Copies(Carrier):
     A method that enqueues raises a `DeviceError` if a driver refused, or the other rank's memory cannot be opened.
     """
 
+    death: Exception | None
+    num_pushed: int
+    num_pulled: int
+    num_lent: int
+    num_copied_first: int
+    num_bytes: int
+
     def __init__(self, ends: Mapping[bool, Ends], letters: Letters) -> None:
         super().__init__()
         self._ends = ends
         self._letters = letters
         self._told: set[int] = set()  # memory that the other rank knows of
+        self._landings: dict[Receive, None] = {}
         self._under_way: deque[Transfer] = deque()  # only devices are left to wait for; they use the tensors' memory
 
     def push(self, send: Send, window: Window) -> None:
-        self._copy(send, window, send.ready, send.side.push_stream, is_into=True)
+        self._copy(send, window, send.ready(), send.side.push_stream, is_into=True)
         self.num_pushed += 1
 
+    def accept(self, receive: Receive, number: int, window: Window) -> None:
+        if receive.size_bytes > SHORT_BYTES:
+            self.pull(receive, number, window)
+        else:
+            receive.landing = window
+            self._landings[receive] = None
+
     def pull(self, receive: Receive, number: int, window: Window) -> None:
-        self._copy(receive, window, receive.free, receive.side.pull_stream, is_into=False)
+        self._copy(receive, window, receive.free(), receive.side.pull_stream, is_into=False)
         self.num_pulled += 1
 
+    def land(self, receive: Receive) -> None:
+        window, side = receive.landing, receive.side
+        if window is not None:
+            stream = side.join()
+            after = receive.free() if stream != receive.stream else None
+            self._land(receive, window, after, stream)
+
+    def land_beside(self, receive: Receive) -> None:
+        window, side = receive.landing, receive.side
+        if window is not None and (receive.is_free_known() or not side.driver.is_capturing(receive.stream)):
+            self._land(receive, window, receive.free(), side.pull_stream)
+
     @marked("copy")
-    def _copy(
-        self, transfer: Transfer, window: Window, after: PooledEvent | None, stream: int, *, is_into: bool
-    ) -> None:
+    def _land(self, receive: Receive, window: Window, after: PooledEvent | None, stream: int) -> None:
+        """The copy's completion is told by the counter that the sender waits for: it takes no event."""
+        side = receive.side
+        ends = self._ends[side.is_host]
+        receive.landing = None
+        del self._landings[receive]
+        ready, done = ends.theirs.ready(window.word), ends.theirs.done(window.word)
+        is_ready = ready.has(window.uses)
+        if self.death is not None and not is_ready:
+            receive.fail(copy(self.death))
+            return
+        source = ends.memories.address(window.memory, window.offset, receive.size_bytes)
+        if after is not None:
+            after.hold(stream)
+        if not is_ready:
+            ready.wait(stream, window.uses)
+        side.driver.copy(receive.address, source, receive.size_bytes, stream)
+        done.set(stream, window.uses)
+        self.num_pulled += 1
+        self.num_bytes += receive.size_bytes
+        receive.finish_at(done, window.uses)
+        self._under_way.append(receive)
+        if self.death is not None and not is_ready:
+            receive.error = copy(self.death)
+
+    def landings(self) -> list[Receive]:
+        return list(self._landings)
+
+    @property
+    def has_landings(self) -> bool:
+        return bool(self._landings)
+
+    @marked("copy")
+    def _copy(self, transfer: Transfer, window: Window, after: PooledEvent, stream: int, *, is_into: bool) -> None:
         side = transfer.side
         ends = self._ends[side.is_host]
         own, there = transfer.address, ends.memories.address(window.memory, window.offset, transfer.size_bytes)
         target, source = (there, own) if is_into else (own, there)
         ready, done = ends.theirs.ready(window.word), ends.theirs.done(window.word)
-        if after is not None:
-            after.hold(stream)
+        after.hold(stream)
         pieces = ends.shared.pieces(transfer.size_bytes)
         for step, (offset, length) in enumerate(pieces, window.uses - len(pieces) + 1):
             side.await_step(ready, step, stream, is_first=not offset)
             side.driver.copy(target + offset, source + offset, length, stream)
         done.set(stream, window.uses)
         self.num_bytes += transfer.size_bytes
-        self._finish(transfer, event=side.events.at(stream))
+        transfer.finish_behind(side.events.at(stream))
+        self._begin_copy(transfer)
 
     def place_of(self, receive: Receive) -> Place | None:
         ends = self._ends[receive.side.is_host]
-        if not (receive.size_bytes and ends.windows.has_free()):
+        if receive.size_bytes <= SHORT_BYTES or not ends.windows.has_free():
             return None
         return ends.shared.exports.find(receive.address, receive.size_bytes)
 
     def post(self, receive: Receive, place: Place) -> Window:
         windows = self._ends[receive.side.is_host].windows
         self._tell_of(place)
-        window = receive.window = windows.open(_nothing)
-        windows.counters.ready(window.word).set(receive.side.current_stream(), window.uses)
+        window = receive.window = windows.open()
+        windows.counters.ready(window.word).set(receive.stream, window.uses)
         return _as_letter(place, window, is_lent=True)
 
-    def offer(
-        self, send: Send, number: int, on_closed: Callable[[Cell | None], Callable[[], None]], *, is_urgent: bool
-    ) -> Offer | None:
+    def hold(self, receive: Receive) -> None:
+        if receive.tensor is not None:
+            receive.free()
+
+    def expect(self, number: int, receive: Receive) -> None:
+        receive.free()
+
+    def offer(self, send: Send, number: int, *, is_urgent: bool) -> Offer | None:
         """See `Carrier`. What is urgent or staged is copied on a stream of ours, behind the value's event; else it goes on the
         current stream.
         """
-        side, ends = send.side, self._ends[send.side.is_host]
-        exports, windows = ends.shared.exports, ends.windows
-        if not windows.has_free(is_urgent=is_urgent):
-            return None
-        place = exports.find(send.address, send.size_bytes) if send.size_bytes >= LENT_BYTES else None
+        side, size_bytes = send.side, send.size_bytes
+        ends = self._ends[side.is_host]
+        windows = ends.windows
+        shared = ends.short if size_bytes <= SHORT_BYTES else ends.shared
         cell: Cell | None = None
+        place: Place | None = None
+        if windows.has_free(is_urgent=is_urgent):
+            if size_bytes >= side.lent_bytes:
+                place = shared.exports.find(send.address, size_bytes)
+            if place is None:
+                cell = self._take_cell(ends, shared.cells, size_bytes, is_urgent=is_urgent)
+                if cell is not None:
+                    place = cell.place
         if place is None:
-            cell = self._take_cell(ends, send.size_bytes, is_urgent=is_urgent)
-            if cell is None:
-                return None
-            place = exports.find(cell.address, send.size_bytes)
-            assert place is not None, "a pool's memory can be exported"
+            send.ready()  # it goes later, behind what its stream has been given until now
+            return None
         self._tell_of(place)
-        is_beside = is_urgent or ends.shared.is_staged
-        stream = side.push_stream if is_beside else side.current_stream()
+        is_beside = is_urgent or (shared.is_staged and size_bytes > SHORT_BYTES)
+        stream = send.stream
         if is_beside:
-            send.ready.hold(stream)
-        self.num_lent += cell is None
-        self.num_copied_first += cell is not None
-        pieces = ends.shared.pieces(send.size_bytes)
-        window = windows.open(on_closed(cell), len(pieces))
-        for step, (offset, length) in enumerate(pieces, window.uses - len(pieces) + 1):
+            stream = side.push_stream
+            send.ready().hold(stream)
+        pieces = _WHOLE if size_bytes <= SHORT_BYTES else shared.pieces(size_bytes)
+        window = windows.open(len(pieces), number, send, cell)
+        ready = windows.counters.ready(window.word)
+        if len(pieces) == 1:
             if cell is not None:
-                side.driver.copy(cell.address + offset, send.address + offset, length, stream)
-            side.set_step(windows.counters.ready(window.word), step, stream, is_alone=len(pieces) == 1)
-        if cell is not None and is_beside:
-            self._finish(send, event=side.events.at(stream))
-        elif cell is not None:  # in the order of the stream on which the value was made
-            send.finish()
+                side.driver.copy(cell.address, send.address, size_bytes, stream)
+            ready.set(stream, window.uses)
+        else:
+            self._push_up(send, cell, pieces, window, ready)
+        if cell is None:
+            self.num_lent += 1
+        else:
+            self.num_copied_first += 1
+            if is_beside:
+                send.finish_behind(side.events.at(stream))
+                self._begin_copy(send)
+            else:  # in the order of the stream on which the value was made
+                send.finish()
         return Offer(_as_letter(place, window, is_lent=cell is None), window)
 
     @staticmethod
-    def _take_cell(ends: Ends, size_bytes: int, *, is_urgent: bool) -> Cell | None:
-        cells = ends.shared.cells
+    def _push_up(
+        send: Send, cell: Cell | None, pieces: Sequence[tuple[int, int]], window: OpenWindow, ready: Counter
+    ) -> None:
+        """Copies a value piece by piece into a cell, and tells of each."""
+        side, stream = send.side, send.side.push_stream
+        assert cell is not None, "what is lent is in one piece"
+        for step, (offset, length) in enumerate(pieces, window.uses - len(pieces) + 1):
+            side.driver.copy(cell.address + offset, send.address + offset, length, stream)
+            side.set_step(ready, step, stream)
+
+    def announced(self, number: int) -> OpenWindow | None:
+        found = (ends.windows.announced(number) for ends in self._ends.values())
+        return next((window for window in found if window is not None), None)
+
+    @staticmethod
+    def _take_cell(ends: Ends, cells: Cells, size_bytes: int, *, is_urgent: bool) -> Cell | None:
         cell = cells.take(size_bytes, is_urgent=False)
         if cell is None:
             ends.windows.collect(is_thorough=True)
@@ -153,12 +248,11 @@ class Copies(Carrier):
 
     def finish(self, transfer: Transfer, window: OpenWindow) -> None:
         done = self._ends[transfer.side.is_host].windows.counters.done(window.word)
-        self._finish(transfer, counter=(done, window.uses))
+        transfer.finish_at(done, window.uses)
+        self._begin_copy(transfer)
 
-    def _finish(
-        self, transfer: Transfer, *, event: PooledEvent | None = None, counter: tuple[Counter, int] | None = None
-    ) -> None:
-        transfer.finish(event=event, counter=counter)
+    def _begin_copy(self, transfer: Transfer) -> None:
+        """The copy is enqueued."""
         self._under_way.append(transfer)
         if self.death is not None:
             transfer.error = copy(self.death)
@@ -207,6 +301,3 @@ class Copies(Carrier):
 
 def _as_letter(place: Place, window: OpenWindow, *, is_lent: bool) -> Window:
     return Window(place.exported.memory, place.offset, window.word, window.uses, is_lent)
-
-
-def _nothing() -> None: ...

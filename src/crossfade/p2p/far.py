@@ -7,7 +7,6 @@ for is in nobody's way. CPU tensors go from where they lie to where they are wan
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,7 +16,6 @@ from crossfade.device.driver import HOST
 from crossfade.device.events import PooledEvent
 from crossfade.p2p.carrier import Carrier, Offer
 from crossfade.p2p.letters import Window
-from crossfade.p2p.memory import Cell
 from crossfade.p2p.transfer import Receive, Send, Transfer
 from crossfade.p2p.wire import Load, Wire
 
@@ -38,18 +36,18 @@ class FarCopies(Carrier):
         self._unsent: dict[int, Send] = {}  # of the host, by number
         self._under_way: deque[tuple[Transfer, PooledEvent, torch.Tensor]] = deque()  # of GPUs, and the host's bytes
 
-    def offer(
-        self, send: Send, number: int, on_closed: Callable[[Cell | None], Callable[[], None]], *, is_urgent: bool
-    ) -> Offer | None:
-        if not is_urgent:
-            return None
+    def offer(self, send: Send, number: int, *, is_urgent: bool) -> Offer | None:
         side = send.side
+        if not is_urgent:
+            if not side.is_host:
+                send.ready()
+            return None
         if side.is_host:
             self._unsent[number] = send
             self._wire.load(number, Load(_bytes_of(send), bool, partial(self._on_sent, number)))
         else:
             value = _pinned(send.size_bytes)
-            send.ready.hold(side.push_stream)
+            send.ready().hold(side.push_stream)
             side.driver.copy(value.data_ptr(), send.address, send.size_bytes, side.push_stream)
             copied = self._follow(send, side.push_stream, value)
             self._wire.load(number, Load(_view(value), copied.wait, bool))
@@ -66,6 +64,7 @@ class FarCopies(Carrier):
         if receive.side.is_host:
             self._wire.expect(number, _bytes_of(receive))
         else:
+            receive.free()
             landing = self._landings[number] = _pinned(receive.size_bytes)
             self._wire.expect(number, _view(landing))
 
@@ -78,14 +77,13 @@ class FarCopies(Carrier):
             receive.tensor = None
             return
         landing = self._landings.pop(number)
-        if receive.free is not None:
-            receive.free.hold(side.pull_stream)
+        receive.free().hold(side.pull_stream)
         side.driver.copy(receive.address, landing.data_ptr(), receive.size_bytes, side.pull_stream)
         self._follow(receive, side.pull_stream, landing)
 
     def _follow(self, transfer: Transfer, stream: int, value: torch.Tensor) -> PooledEvent:
         event = transfer.side.events.at(stream)
-        transfer.finish(event=event)
+        transfer.finish_behind(event)
         self._under_way.append((transfer, event, value))
         return event
 

@@ -32,7 +32,8 @@ class Exported(NamedTuple):
 
     memory: int
     size_bytes: int
-    is_host: bool  # whether it is the host's memory, or a GPU's
+    is_host: bool  # whether it is for tensors of the host, or of a GPU
+    is_staged: bool  # whether it is pinned memory of the host
     handle: bytes
 
 
@@ -119,9 +120,10 @@ Letter: TypeAlias = (
 )
 
 _WINDOW = "iQIQ?"
-_EXPORTED = struct.Struct("<BiQ?B")
+_EXPORTED = struct.Struct("<BiQ??B")
 _FORGOTTEN = struct.Struct("<Bi")
 _ANNOUNCED = struct.Struct(f"<BqQ?BB{_WINDOW}")
+_SHAPES = [struct.Struct(f"<{num_dims}Q") for num_dims in range(MOST_DIMS + 1)]
 _PULLED = struct.Struct("<BIQ?")
 _NUMBER = struct.Struct("<BQ")
 _HERE = struct.Struct(f"<BQ{_WINDOW}")
@@ -136,7 +138,7 @@ def pack(letter: Letter) -> bytes:
     match letter:
         case Announced(tag, size_bytes, is_host, dtype, shape, window):
             head = _ANNOUNCED.pack(0, tag, size_bytes, is_host, dtype, len(shape), *(window or _NOWHERE))
-            return head + struct.pack(f"<{len(shape)}Q", *shape)
+            return head + _SHAPES[len(shape)].pack(*shape)
         case Pulled(word, uses, is_host):
             return _PULLED.pack(1, word, uses, is_host)
         case Posted(tag, size_bytes, is_host, num_read, window):
@@ -147,8 +149,8 @@ def pack(letter: Letter) -> bytes:
             return _NUMBER.pack(4, number)
         case Here(number, window):
             return _HERE.pack(5, number, *window)
-        case Exported(memory, size_bytes, is_host, handle):
-            return _EXPORTED.pack(6, memory, size_bytes, is_host, len(handle)) + handle
+        case Exported(memory, size_bytes, is_host, is_staged, handle):
+            return _EXPORTED.pack(6, memory, size_bytes, is_host, is_staged, len(handle)) + handle
         case Forgotten(memory):
             return _FORGOTTEN.pack(7, memory)
         case Refused(announced, posted, tag, size_bytes, is_host):
@@ -167,9 +169,9 @@ def unpack(data: bytes) -> Letter:
         match data[0]:
             case 0:
                 _, tag, size_bytes, is_host, dtype, num_dims, *window = _ANNOUNCED.unpack_from(data)
-                shape = struct.unpack_from(f"<{num_dims}Q", data, _ANNOUNCED.size)
-                where = Window(*window)
-                return Announced(tag, size_bytes, is_host, dtype, shape, None if where == _NOWHERE else where)
+                shape = _SHAPES[num_dims].unpack_from(data, _ANNOUNCED.size)
+                where = None if window[0] == _NOWHERE.memory else Window(*window)
+                return Announced(tag, size_bytes, is_host, dtype, shape, where)
             case 1:
                 return Pulled(*_PULLED.unpack(data)[1:])
             case 2:
@@ -183,10 +185,10 @@ def unpack(data: bytes) -> Letter:
                 _, number, *window = _HERE.unpack(data)
                 return Here(number, Window(*window))
             case 6:
-                _, memory, size_bytes, is_host, length = _EXPORTED.unpack_from(data)
+                _, memory, size_bytes, is_host, is_staged, length = _EXPORTED.unpack_from(data)
                 handle = data[_EXPORTED.size :]
                 if len(handle) == length:
-                    return Exported(memory, size_bytes, is_host, handle)
+                    return Exported(memory, size_bytes, is_host, is_staged, handle)
             case 7:
                 return Forgotten(_FORGOTTEN.unpack(data)[1])
             case 8:

@@ -14,7 +14,7 @@ Only a prefix of the waiting receives of a tag is posted, so that no posted one 
 from __future__ import annotations
 
 from collections import deque
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 A = TypeVar("A")
 """An announced value."""
@@ -24,27 +24,21 @@ R = TypeVar("R")
 """A receive that waits."""
 
 
-class _Announced(NamedTuple):
-    number: int  # of the announcement, counted from 1
-    tag: int
-
-
 class Outgoing(Generic[P]):
     """The sends to one rank."""
 
     def __init__(self) -> None:
         self._posted: dict[int, deque[P]] = {}
         self._num_announced = 0
-        self._unread: deque[_Announced] = (
-            deque()
-        )  # announcements that the receiver is not known to have read, and no receive met
+        # Numbers, counted from 1, and tags of announcements that the receiver is not known to have read, and no receive met.
+        self._unread: deque[tuple[int, int]] = deque()
 
     def send(self, tag: int) -> P | None:
         """A send begins. The receive that it meets; None if it is announced instead."""
         posted = self._posted.get(tag)
         if posted is None:
             self._num_announced += 1
-            self._unread.append(_Announced(self._num_announced, tag))
+            self._unread.append((self._num_announced, tag))
             return None
         met = posted.popleft()
         if not posted:
@@ -55,14 +49,14 @@ class Outgoing(Generic[P]):
         """The letter of a posted receive came, whose writer had read so many announcements."""
         self.on_read(num_read)
         for known in self._unread:
-            if known.tag == tag:  # it meets this one, and the receiver finds that out by itself
+            if known[1] == tag:  # it meets this one, and the receiver finds that out by itself
                 self._unread.remove(known)
                 return
         self._posted.setdefault(tag, deque()).append(receive)
 
     def on_read(self, num_read: int) -> None:
         """A letter says that the receiver has read so many announcements."""
-        while self._unread and self._unread[0].number <= num_read:
+        while self._unread and self._unread[0][0] <= num_read:
             self._unread.popleft()
 
     @property
@@ -76,6 +70,7 @@ class Incoming(Generic[A, R]):
 
     def __init__(self) -> None:
         self.num_read = 0  # announcements
+        self.num_unposted = 0  # receives that wait and are not posted
         self._announced: dict[int, deque[A]] = {}
         self._waiting: dict[int, deque[tuple[R, bool]]] = {}  # with whether it is posted
 
@@ -90,6 +85,7 @@ class Incoming(Generic[A, R]):
         waiting = self._waiting.setdefault(tag, deque())
         is_posted = is_postable and (not waiting or waiting[-1][1])
         waiting.append((receive, is_posted))
+        self.num_unposted += not is_posted
         return None, is_posted
 
     def on_announced(self, tag: int, value: A) -> R | None:
@@ -108,15 +104,11 @@ class Incoming(Generic[A, R]):
         waiting = self._waiting.get(tag)
         if waiting is None:
             return None
-        met, _ = waiting.popleft()
+        met, is_posted = waiting.popleft()
+        self.num_unposted -= not is_posted
         if not waiting:
             del self._waiting[tag]
         return met
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a receive waits that is not posted."""
-        return any(not is_posted for waiting in self._waiting.values() for _, is_posted in waiting)
 
     def has(self, tag: int) -> bool:
         """Whether a value with a tag was announced that no receive has met."""
@@ -128,6 +120,7 @@ class Incoming(Generic[A, R]):
         if (receive, False) not in waiting:
             return False
         waiting.remove((receive, False))
+        self.num_unposted -= 1
         if not waiting:
             del self._waiting[tag]
         return True
@@ -140,6 +133,7 @@ class Incoming(Generic[A, R]):
         """Takes back all that wait: nothing comes any more."""
         waiting = self.waiting()
         self._waiting.clear()
+        self.num_unposted = 0
         return waiting
 
     @property

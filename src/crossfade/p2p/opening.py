@@ -114,7 +114,7 @@ def _open_ends(
     own = theirs = Counters(side.driver, *boards[0], f"this rank's windows for {name}")
     if not is_own:
         theirs = Counters(side.driver, *boards[1], f"windows of {name} for this rank")
-    return Ends(shared, own, theirs, OpenedMemories(shared.memory, name, shared.exports if is_own else None))
+    return Ends(shared, side.short, own, theirs, OpenedMemories((side.direct, side.staged), name, is_own=is_own))
 
 
 def _open_far(stream: Stream, rank: int, sides: Iterable[Side], alarm: Alarm) -> Pair:

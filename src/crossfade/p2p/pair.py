@@ -7,10 +7,8 @@ is one for it in any case, as soon as an earlier one has closed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from copy import copy
-from functools import partial
 from typing import NamedTuple
 
 from crossfade.errors import ChannelBroken, ChannelError, DeviceError
@@ -33,9 +31,7 @@ from crossfade.p2p.letters import (
     Window,
 )
 from crossfade.p2p.matching import Incoming, Outgoing
-from crossfade.p2p.memory import Cell
-from crossfade.p2p.transfer import Arrival, Receive, Send, Transfer
-from crossfade.p2p.windows import OpenWindow
+from crossfade.p2p.transfer import Arrival, OpenWindow, Receive, Send, Transfer
 
 _NOTHING = Window(0, 0, 0, 0, is_lent=False)
 _NUM_UNTOLD = 64
@@ -73,7 +69,6 @@ class Pair:
         self._num_told = 0  # announcements that the other rank knows to have been read
         # By kind, word and uses: a device may have done with a window, and another one have its word, before the letter comes.
         self._lent: dict[tuple[bool, int, int], _Lent] = {}
-        self._announced: dict[int, tuple[Send, OpenWindow]] = {}  # those with a window, by number
         self._awaited: dict[int, Receive] = {}  # requested of the other rank, by number
 
     # Sending
@@ -89,12 +84,14 @@ class Pair:
             return
         self._num_announced += 1
         number = self._num_announced
-        with self._breaking(send):
+        try:
             window = self._offer(send, number, is_urgent=False)
-            if window is None:
-                self._unserved[number] = send
-            is_host = send.side.is_host
-            self._letters.put(Announced(send.tag, send.size_bytes, is_host, send.dtype, send.shape, window))
+        except DeviceError as error:
+            self._break(send, error)
+            return
+        if window is None:
+            self._unserved[number] = send
+        self._letters.put(Announced(send.tag, send.size_bytes, send.side.is_host, send.dtype, send.shape, window))
 
     def _push(self, send: Send, posted: Posted) -> None:
         """The receive waits already: the value goes where it wants it."""
@@ -103,33 +100,25 @@ class Pair:
             self._letters.put(Refused(0, 1, send.tag, send.size_bytes, is_host))
             send.fail(_do_not_fit(send, posted.size_bytes, posted.is_host))
             return
-        with self._breaking(send):
+        try:
             self.carrier.push(send, posted.window)
-            self._letters.put(Pushed(send.tag))
+        except DeviceError as error:
+            self._break(send, error)
+            return
+        self._letters.put(Pushed(send.tag))
 
     def _offer(self, send: Send, number: int, *, is_urgent: bool) -> Window | None:
         """Makes the value reachable; None if that has to wait."""
         if not send.size_bytes:
             send.finish()
             return _NOTHING
-        offer = self.carrier.offer(send, number, partial(self._when_closed, number), is_urgent=is_urgent)
+        offer = self.carrier.offer(send, number, is_urgent=is_urgent)
         if offer is None:
             return None
         window = offer.opened
-        if window is not None:
-            self._announced[number] = send, window
-            if offer.window.is_lent:
-                self._lent[send.side.is_host, window.word, window.uses] = _Lent(send, window, is_urgent)
+        if window is not None and offer.window.is_lent:
+            self._lent[send.side.is_host, window.word, window.uses] = _Lent(send, window, is_urgent)
         return offer.window
-
-    def _when_closed(self, number: int, cell: Cell | None) -> Callable[[], None]:
-        def on_closed() -> None:
-            # Devices have said so. It tells nothing of what was read: the other rank's letters may still be on their way.
-            self._announced.pop(number, None)
-            if cell is not None:
-                cell.release()
-
-        return on_closed
 
     # Receiving
 
@@ -140,14 +129,19 @@ class Pair:
         arrival, is_posted = self._incoming.receive(receive.tag, receive, is_postable=place is not None)
         if arrival is not None:
             self._meet(receive, arrival)
-        elif self._is_closed:
+            return
+        if self._is_closed:
             self._incoming.withdraw()
             raise self._has_closed()
-        elif is_posted and place is not None:
-            with self._breaking(receive):
-                window, num_read = self.carrier.post(receive, place), self._incoming.num_read
-                self._letters.put(Posted(receive.tag, receive.size_bytes, receive.side.is_host, num_read, window))
-                self._num_told = num_read
+        self.carrier.hold(receive)
+        if is_posted and place is not None:
+            try:
+                window = self.carrier.post(receive, place)
+            except DeviceError as error:
+                self._break(receive, error)
+                return
+            num_read = self._num_told = self._incoming.num_read
+            self._letters.put(Posted(receive.tag, receive.size_bytes, receive.side.is_host, num_read, window))
 
     def has_value(self, tag: int) -> bool:
         """Whether a value with a tag has come that no receive has met."""
@@ -182,24 +176,46 @@ class Pair:
             self.carrier.expect(number, receive)
             self._letters.put(Requested(number))
         else:
-            self._pull(receive, number, value.window)
+            try:
+                self.carrier.accept(receive, number, value.window)
+            except DeviceError as error:
+                self._break(receive, error)
+                return
+            self._tell_of_pull(receive, value.window)
+
+    def land(self, receive: Receive) -> None:
+        """Copies a value that waits where it lies on the current stream."""
+        try:
+            self.carrier.land(receive)
+        except DeviceError as error:
+            self._break(receive, error)
+
+    def land_all(self) -> None:
+        """Copies all such values, on streams of ours."""
+        for receive in self.carrier.landings():
+            try:
+                self.carrier.land_beside(receive)
+            except DeviceError as error:
+                self._break(receive, error)
 
     def _pull(self, receive: Receive, number: int, window: Window) -> None:
-        with self._breaking(receive):
-            self.carrier.pull(receive, number, window)
-            if window.is_lent:
-                self._letters.put(Pulled(window.word, window.uses, receive.side.is_host))
-
-    @contextmanager
-    def _breaking(self, transfer: Transfer) -> Iterator[None]:
-        """What a device refuses ends the pair, on both sides: the other rank counts on it."""
         try:
-            yield
+            self.carrier.pull(receive, number, window)
         except DeviceError as error:
-            broken = ChannelBroken(f"a transfer with {self.name} could not be enqueued: {error}")
-            self._letters.put(Closed())
-            self.on_death(ChannelBroken(f"{self.name} died") if self._is_ending() else broken)
-            transfer.fail(copy(self.carrier.death or broken))
+            self._break(receive, error)
+            return
+        self._tell_of_pull(receive, window)
+
+    def _tell_of_pull(self, receive: Receive, window: Window) -> None:
+        if window.is_lent:
+            self._letters.put(Pulled(window.word, window.uses, receive.side.is_host))
+
+    def _break(self, transfer: Transfer, error: DeviceError) -> None:
+        """What a device refuses ends the pair, on both sides: the other rank counts on it."""
+        broken = ChannelBroken(f"a transfer with {self.name} could not be enqueued: {error}")
+        self._letters.put(Closed())
+        self.on_death(ChannelBroken(f"{self.name} died") if self._is_ending() else broken)
+        transfer.fail(copy(self.carrier.death or broken))
 
     # Letters
 
@@ -221,12 +237,14 @@ class Pair:
 
     def _serve(self, number: int, send: Send) -> bool:
         """Gives a value that was requested a window; False if there is none."""
-        with self._breaking(send):
+        try:
             window = self._offer(send, number, is_urgent=True)
-            if window is not None:
-                self._letters.put(Here(number, window))
-            return window is not None
-        return False
+        except DeviceError as error:
+            self._break(send, error)
+            return False
+        if window is not None:
+            self._letters.put(Here(number, window))
+        return window is not None
 
     def _on_letter(self, letter: Letter) -> None:
         match letter:
@@ -285,8 +303,8 @@ class Pair:
             window.is_void = True
         elif (unserved := self._unserved.pop(refused.announced, None)) is not None:
             transfer = unserved
-        elif (known := self._announced.get(refused.announced)) is not None:
-            transfer, window = known
+        elif (known := self.carrier.announced(refused.announced)) is not None and known.send is not None:
+            transfer, window = known.send, known
             window.is_void = True
             self._lent.pop((transfer.side.is_host, window.word, window.uses), None)
         else:  # a value without bytes, of which nothing is kept
@@ -302,9 +320,10 @@ class Pair:
     @property
     def is_quiet(self) -> bool:
         """Whether the other rank waits for nothing that this process's host still has to do."""
-        return (
-            not (self._unserved or self._wanted or self._incoming.is_waiting or self._awaited) and self._letters.flush()
+        is_busy = (
+            self._unserved or self._wanted or self._awaited or self.carrier.has_landings or self._incoming.num_unposted
         )
+        return not is_busy and self._letters.flush()
 
     def is_dying(self) -> bool:
         """Whether the other rank's process is on its way out, which its descriptor tells later."""
@@ -319,6 +338,7 @@ class Pair:
             self.carrier.suspect(death)
         self.ended = self.ended or death
         self._letters.drop()
+        self.land_all()  # what has come all the same
         met = [
             *self._awaited.values(),
             *(send for _, send in self._wanted),
@@ -349,6 +369,7 @@ class Pair:
         """This side begins no transfer any more, and its receives that have met nothing fail."""
         self.ended = self.ended or why
         self._fail(self._incoming.waiting(), why)
+        self.land_all()
         self._letters.put(Closed())
 
     def has_ended(self) -> bool:
@@ -356,7 +377,8 @@ class Pair:
         if self.carrier.death is not None:
             return True
         self.progress()
-        has_copies = self._awaited or self._wanted or self.carrier.are_under_way
+        self.land_all()
+        has_copies = self._awaited or self._wanted or self.carrier.has_landings or self.carrier.are_under_way
         if self._is_closed and not (self._has_left or has_copies):
             self._has_left = True
             self._letters.put(Left())

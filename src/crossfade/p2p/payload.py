@@ -36,9 +36,14 @@ def _dtypes() -> list[Any]:
     return [getattr(torch_or_raise(), name, None) for name in _NAMES.split()]
 
 
+@cache
+def _numbers() -> dict[Any, int]:
+    return {dtype: number for number, dtype in enumerate(_dtypes()) if dtype is not None}
+
+
 def number_of(dtype: torch.dtype) -> int:
     """The number by which ranks know a type."""
-    return _dtypes().index(dtype)
+    return _numbers()[dtype]
 
 
 def empty(value: Announced, device: int) -> torch.Tensor:
@@ -60,7 +65,7 @@ def check_tensor(tensor: Any, call: str) -> None:
     torch = torch_or_raise()
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{call} was given a {type(tensor).__name__}\nhint: it takes one torch tensor")
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.dtype not in _dtypes():
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.dtype not in _numbers():
         raise TypeError(
             f"{call} was given a {tensor.layout} tensor of {tensor.dtype}\nhint: it takes dense tensors of numbers"
         )
@@ -76,9 +81,9 @@ def check_tensor(tensor: Any, call: str) -> None:
 
 def check_ranks(call: str, ranks: Sequence[int], tag: int, num_ranks: int) -> None:
     """Raises a `ValueError` for other ranks than those of the group, and for what is no tag."""
-    if not ranks or len(set(ranks)) < len(ranks) or not all(0 <= rank < num_ranks for rank in ranks):
+    if not ranks or len(set(ranks)) < len(ranks) or min(ranks) < 0 or max(ranks) >= num_ranks:
         raise ValueError(
-            f"{call} was given {ranks} as ranks\nhint: the ranks are 0 to {num_ranks - 1}, and each can be named once"
+            f"{call} was given {list(ranks)} as ranks\nhint: the ranks are 0 to {num_ranks - 1}, and each can be named once"
         )
     if not -_MOST_TAG <= tag <= _MOST_TAG:
         raise ValueError(f"{call} was given the tag {tag}\nhint: tags are integers from -2^62 to 2^62")

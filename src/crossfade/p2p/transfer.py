@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from crossfade.device.events import PooledEvent
 from crossfade.device.signals import Counter
-from crossfade.p2p.letters import Announced
+from crossfade.p2p.cells import Cell
+from crossfade.p2p.letters import Announced, Window
 from crossfade.p2p.memory import Side
-from crossfade.p2p.windows import OpenWindow
 
 if TYPE_CHECKING:
     import torch
@@ -23,31 +23,45 @@ class Arrival(NamedTuple):
 
 class Transfer:
     """What both have. ``is_enqueued`` becomes True when everything that the transfer needs of the other rank's host has been done,
-    or ``error`` says why it never will be.
+    or ``error`` says why it never will be. ``stream``: torch's current one when it began.
     """
 
-    verb = ""
+    verb: ClassVar[str] = ""
 
-    def __init__(self, side: Side, tag: int, rank: int, tensor: torch.Tensor | None) -> None:
+    def __init__(self, side: Side, tag: int, rank: int, tensor: torch.Tensor | None, stream: int) -> None:
         self.side = side
         self.tag = tag
         self.rank = rank  # the other one
         self.tensor = tensor  # contiguous; kept as long as anything may use its memory
-        self.size_bytes = 0 if tensor is None else tensor.nbytes
+        self.size_bytes: int = 0 if tensor is None else tensor.nbytes
+        self.stream = stream
         self.is_enqueued = False
         self.error: Exception | None = None
-        self._event: PooledEvent | None = None
-        self._counter: tuple[Counter, int] | None = None
+        self._event: PooledEvent | None = (
+            None  # the copy has been made when it comes, or when a counter has come to a value
+        )
+        self._counter: Counter | None = None
+        self._value = 0
 
     @property
     def address(self) -> int:
         """Where its tensor lies, until it has been copied."""
         assert self.tensor is not None, "it is released by the last copy"
-        return self.tensor.data_ptr()
+        address: int = self.tensor.data_ptr()
+        return address
 
-    def finish(self, *, event: PooledEvent | None = None, counter: tuple[Counter, int] | None = None) -> None:
-        """All is enqueued. The copy has been made when the event, or the counter, comes; without either there is none."""
-        self._event, self._counter = event, counter
+    def finish(self) -> None:
+        """It is done, or is in the order of the stream on which it began."""
+        self.is_enqueued = True
+
+    def finish_behind(self, event: PooledEvent) -> None:
+        """All is enqueued; the copy has been made when the event comes."""
+        self._event = event
+        self.is_enqueued = True
+
+    def finish_at(self, counter: Counter, value: int) -> None:
+        """All is enqueued; the copy has been made when the counter comes to the value."""
+        self._counter, self._value = counter, value
         self.is_enqueued = True
 
     def fail(self, error: Exception) -> None:
@@ -62,31 +76,29 @@ class Transfer:
 
     def join(self) -> None:
         """Lets the current stream wait for the copy."""
-        side = self.side
-        stream = side.current_stream()
-        if stream not in side.awaiting:
-            side.awaiting.append(stream)
-        if self._event is not None:
-            self._event.hold(stream)
-        if self._counter is not None:
-            counter, value = self._counter
-            if not counter.has(value):
-                counter.wait(stream, value)
+        event, counter = self._event, self._counter
+        if event is None and counter is None:
+            return
+        stream = self.side.join()
+        if event is not None:
+            event.hold(stream)
+        elif counter is not None and not counter.has(self._value):
+            counter.wait(stream, self._value)
 
     def is_copied(self) -> bool:
         """Whether the copy has been made; a look that waits for nothing."""
         if self._event is not None:
             return self._event.has_come()
-        return self._counter is None or self._counter[0].is_at_least(self._counter[1])
+        return self._counter is None or self._counter.is_at_least(self._value)
 
     def __str__(self) -> str:
         return f"{self.verb} rank {self.rank} with tag {self.tag} ({self.size_bytes} bytes)"
 
 
 class Send(Transfer):
-    """A value for one rank. ``ready`` stands for its computation."""
+    """A value for one rank."""
 
-    verb = "a send to"
+    verb: ClassVar[str] = "a send to"
 
     def __init__(
         self,
@@ -96,32 +108,66 @@ class Send(Transfer):
         tensor: torch.Tensor,
         shape: tuple[int, ...],
         dtype: int,
-        ready: PooledEvent,
+        stream: int,
     ) -> None:
-        super().__init__(side, tag, rank, tensor)
+        super().__init__(side, tag, rank, tensor, stream)
         self.shape = shape
         self.dtype = dtype
-        self.ready = ready
+        self._ready: PooledEvent | None = None
+
+    def ready(self) -> PooledEvent:
+        """An event behind the value's computation: to be asked for when it begins, or never."""
+        if self._ready is None:
+            self._ready = self.side.events.at(self.stream)
+        return self._ready
+
+
+class OpenWindow:
+    """A window of this rank that the other one may still use. ``send``, whose value is in it, and ``cell`` are kept until then;
+    ``number``: of its announcement, 0 for none.
+    """
+
+    def __init__(
+        self, word: int, uses: int, number: int = 0, send: Send | None = None, cell: Cell | None = None
+    ) -> None:
+        self.word = word
+        self.uses = uses
+        self.number = number
+        self.send = send
+        self.cell = cell
+        self.is_void = False  # the other rank does not use it
 
 
 class Receive(Transfer):
-    """A value from one rank. ``free`` stands for the last use of the tensor before; both are None until it is known what comes."""
+    """A value from one rank."""
 
-    verb = "a receive from"
+    verb: ClassVar[str] = "a receive from"
 
-    def __init__(
-        self,
-        side: Side,
-        tag: int,
-        rank: int,
-        tensor: torch.Tensor | None,
-        free: PooledEvent | None,
-    ) -> None:
-        super().__init__(side, tag, rank, tensor)
-        self.free = free
+    def __init__(self, side: Side, tag: int, rank: int, tensor: torch.Tensor | None, stream: int) -> None:
+        super().__init__(side, tag, rank, tensor, stream)
         self.window: OpenWindow | None = None  # while it is posted
         self.arrival: Arrival | None = None  # what came for a receive without a tensor
+        self.landing: Window | None = None  # where its value lies, until it is copied from there
+        self._free: PooledEvent | None = None
 
-    def take_into(self, tensor: torch.Tensor, free: PooledEvent) -> None:
+    @property
+    def is_settled(self) -> bool:
+        return self.is_enqueued or self.landing is not None or self.error is not None
+
+    def is_to_land(self) -> bool:
+        """Whether its value waits where it lies. (Another thread may copy it at any time, so it is asked for anew each time.)"""
+        return self.landing is not None
+
+    def free(self) -> PooledEvent:
+        """An event behind the last use of the tensor before: to be asked for when it begins, where it may be needed later on."""
+        if self._free is None:
+            self._free = self.side.events.at(self.stream)
+        return self._free
+
+    def is_free_known(self) -> bool:
+        """Whether `free` was asked for."""
+        return self._free is not None
+
+    def take_into(self, side: Side, tensor: torch.Tensor, stream: int) -> None:
         """It is known by now what comes."""
-        self.tensor, self.size_bytes, self.free = tensor, tensor.nbytes, free
+        self.side, self.tensor, self.size_bytes, self.stream = side, tensor, tensor.nbytes, stream

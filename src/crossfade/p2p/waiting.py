@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import select
 import threading
 import time
 from collections.abc import Callable, Mapping
 
+from crossfade.host.cores import Core
+from crossfade.host.doorbell import DEVICE_SPIN_US
 from crossfade.p2p.board import Alarm
 
-_NUM_LOOKS = 60
-"""Looks before the first sleep, each with a yield of the core."""
+_SPIN_NS = round(DEVICE_SPIN_US * 1e3)
+"""How long a thread looks before its first sleep. (What it waits for takes the other rank's host tens of microseconds.)"""
+
+_REST_S = 0.005
+"""How often the attendant looks whether the program still waits by itself."""
 
 _SLICE_S = 0.2
 """The longest sleep: how soon the death of another rank is noticed."""
@@ -33,19 +37,33 @@ class Waiting:
         self._burying = threading.Lock()
         self._sleeping = threading.Lock()
         self._changed = threading.Condition()
+        self._core = Core()
         self._num_beside = 0
         self._num_program = 0  # threads of the program that wait
 
     def until(self, ready: Callable[[], bool], timeout_s: float, what: Callable[[], str]) -> bool:
         """Waits until ``ready()``; False if the time is over. ``what`` says for what, in the errors of all ranks."""
-        for _ in range(_NUM_LOOKS):
+        with self._changed:
+            self._num_program += 1
+        try:
+            return self._spin(ready) or self._sleep_until(ready, timeout_s, what)
+        finally:
+            with self._changed:
+                self._num_program -= 1
+
+    def _spin(self, ready: Callable[[], bool]) -> bool:
+        """Looks for a short while, and yields the core in between."""
+        end_ns = time.monotonic_ns() + _SPIN_NS
+        while True:
             self._look()
             if ready():
                 return True
-            os.sched_yield()
+            if time.monotonic_ns() >= end_ns:
+                return False
+            self._core.give_way()
+
+    def _sleep_until(self, ready: Callable[[], bool], timeout_s: float, what: Callable[[], str]) -> bool:
         deadline = time.monotonic() + timeout_s
-        with self._changed:
-            self._num_program += 1
         try:
             self._alarm.status = what()
             while (left_s := deadline - time.monotonic()) > 0:
@@ -54,9 +72,6 @@ class Waiting:
             return ready()
         finally:
             self._alarm.status = ""
-            with self._changed:
-                self._num_program -= 1
-                self._changed.notify_all()
 
     def attend(self, is_quiet: Callable[[], bool]) -> None:
         """Once no thread of the program waits: waits, and handles what comes, until one does, or there is nothing to wait for."""
@@ -66,7 +81,7 @@ class Waiting:
 
         with self._changed:
             while self._num_program:
-                self._changed.wait(_SLICE_S)
+                self._changed.wait(_REST_S)
         while not ready():
             self._sleep(ready, _SLICE_S)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from typing import Final
 
 from crossfade.device.driver import Driver
 from crossfade.device.signals import Counter, HostBoard
 from crossfade.host.memory import Memory
 from crossfade.p2p.board import NUM_WINDOWS
+from crossfade.p2p.cells import Cell
+from crossfade.p2p.transfer import OpenWindow, Send
 
-_NUM_KEPT = 16
+_NUM_KEPT: Final = 16
 
 
 class Counters:
@@ -42,16 +44,6 @@ class Counters:
         self._board.close()
 
 
-class OpenWindow:
-    """A window of this rank that the other one may still use. ``on_closed`` is called once, when it does not any more."""
-
-    def __init__(self, word: int, uses: int, on_closed: Callable[[], None]) -> None:
-        self.word = word
-        self.uses = uses
-        self.is_void = False  # the other rank does not use it
-        self.on_closed = on_closed
-
-
 class Windows:
     """This rank's windows towards one other rank."""
 
@@ -70,18 +62,25 @@ class Windows:
             self.collect(is_thorough=True)
         return len(self._free) > num_kept
 
-    def open(self, on_closed: Callable[[], None], num_steps: int = 1) -> OpenWindow:
+    def open(
+        self, num_steps: int = 1, number: int = 0, send: Send | None = None, cell: Cell | None = None
+    ) -> OpenWindow:
         """Opens one, where `has_free` said yes. ``ready`` comes to its value in so many steps."""
         word = self._free.pop()
-        self._uses[word] += num_steps
-        window = OpenWindow(word, self._uses[word], on_closed)
+        uses = self._uses[word] = self._uses[word] + num_steps
+        window = OpenWindow(word, uses, number, send, cell)
         self._open.append(window)
         return window
 
+    def announced(self, number: int) -> OpenWindow | None:
+        """The open window of an announcement."""
+        return next((window for window in self._open if window.number == number), None)
+
     def collect(self, *, is_thorough: bool = False) -> None:
         """Closes the oldest windows, as far as both sides have done with them; all such, where it is thorough."""
-        while self._open and self._is_over(self._open[0]):
-            self._close(self._open.popleft())
+        opened = self._open
+        while opened and self._is_over(opened[0]):
+            self._close(opened.popleft())
         if is_thorough:
             left, self._open = self._open, deque()
             for window in left:
@@ -99,7 +98,8 @@ class Windows:
 
     def _close(self, window: OpenWindow) -> None:
         self._free.append(window.word)
-        window.on_closed()
+        if window.cell is not None:
+            window.cell.release()
 
     @property
     def is_empty(self) -> bool:

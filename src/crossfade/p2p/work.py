@@ -11,11 +11,11 @@ from crossfade.p2p.transfer import Transfer
 class _Waiter(Protocol):
     """Waits for hosts (see `crossfade.p2p.communicator.P2P`)."""
 
-    def settle(self, transfer: Transfer, timeout: float | None) -> None:
-        """Waits until a transfer is enqueued."""
+    def join(self, transfer: Transfer, timeout: float | None) -> None:
+        """Waits until a transfer is enqueued, and lets the current stream wait for it."""
 
-    def look(self) -> bool:
-        """Handles what has come."""
+    def is_over(self, transfers: Sequence[Transfer]) -> bool:
+        """Handles what has come. Whether the copies of transfers have been made, or cannot be made any more."""
 
 
 class Work:
@@ -47,8 +47,7 @@ class Work:
             ChannelError: the tensors of both ranks do not fit each other.
         """
         for transfer in self._transfers:
-            self._waiter.settle(transfer, timeout)
-            transfer.join()
+            self._waiter.join(transfer, timeout)
         if self._then is not None:
             then, self._then = self._then, None
             then()
@@ -58,11 +57,7 @@ class Work:
         """Whether the copies have been made, or cannot be made any more; waits for nothing. A receive into a tensor that is not
         contiguous needs a `wait` all the same.
         """
-        self._waiter.look()
-        return all(
-            transfer.error is not None or (transfer.is_enqueued and transfer.is_copied())
-            for transfer in self._transfers
-        )
+        return self._waiter.is_over(self._transfers)
 
     def exception(self) -> BaseException | None:
         """Why a transfer will not happen; None if nothing is known against it."""

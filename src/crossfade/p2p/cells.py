@@ -1,0 +1,144 @@
+"""Cells: pieces of memory that other ranks reach, each for one value, which is copied into it first."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, NamedTuple, Protocol
+
+from crossfade.device.memory import Block, Pool
+from crossfade.errors import DeviceError
+from crossfade.host.memory import align
+from crossfade.p2p.letters import Exported
+
+_SLAB_BYTES: Final = 4 << 20
+_LARGEST_CELL_BYTES: Final = 1 << 20
+_SMALLEST_CELL_BYTES: Final = 4 << 10
+_USER: Final = "crossfade.p2p"
+
+
+class Place(NamedTuple):
+    """Where a value lies, as other ranks find it."""
+
+    exported: Exported
+    offset: int
+
+
+class Finder(Protocol):
+    """Finds memory of this process that other ranks reach (see `crossfade.p2p.memory.Exports`)."""
+
+    def find(self, address: int, size_bytes: int) -> Place | None:
+        """Where a value lies; None if its memory cannot be exported."""
+
+
+class Cell:
+    """A piece of exportable memory, for one value. It ends by `release`, once, and serves another value then."""
+
+    def __init__(self, cells: Cells, address: int, size_bytes: int, place: Place, block: Block | None) -> None:
+        self.address = address
+        self.size_bytes = size_bytes
+        self.place = place
+        self.block = block  # its own, where it is long
+        self._cells = cells
+
+    def release(self) -> None:
+        """Gives it back; all copies out of it must have finished."""
+        self._cells.take_back(self)
+
+
+class Cells:
+    """Cells for values of all lengths: short ones share a block, a long one has its own."""
+
+    def __init__(self, pool: Pool, exports: Finder, most_bytes: int) -> None:
+        self.used_bytes = 0
+        self.ended: deque[Cell] = deque()  # those of `own` whose tensors have died
+        self._pool = pool
+        self._exports = exports
+        self._most_bytes = most_bytes
+        self._spare: dict[int, list[Cell]] = {}  # short ones, by length
+        self._slabs: list[Block] = []
+        self._long: dict[int, Cell] = {}  # by address
+        self._num_owned = 0
+
+    @property
+    def are_lived_in(self) -> bool:
+        """Whether there are tensors of `own`."""
+        return self._num_owned > len(self.ended)
+
+    def own(self, size_bytes: int) -> Cell:
+        """A cell for a tensor, which goes to `ended` behind its last view. Raises a `DeviceError` if there is no memory."""
+        cell = self._take(_length_of(size_bytes))
+        self._num_owned += 1
+        return cell
+
+    def take(self, size_bytes: int, *, is_urgent: bool) -> Cell | None:
+        """A cell; None if too many are in use already, which does not count for what is urgent.
+
+        Raises:
+            DeviceError: there is no memory for what is urgent.
+        """
+        length = _length_of(size_bytes)
+        if not is_urgent and self.used_bytes and self.used_bytes + length > self._most_bytes:
+            return None
+        try:
+            cell = self._take(length)
+        except DeviceError:
+            if is_urgent:
+                raise
+            return None
+        self.used_bytes += length
+        return cell
+
+    def _take(self, length: int) -> Cell:
+        while self.ended:
+            self._num_owned -= 1
+            self._free(self.ended.popleft())
+        if length > _LARGEST_CELL_BYTES:
+            block = self._pool.take(length, "a value", _USER, gives_back=False)
+            cell = self._long[block.address] = Cell(
+                self, block.address, length, self._place(block.address, length), block
+            )
+            return cell
+        spare = self._spare.setdefault(length, [])
+        if not spare:
+            self._cut(length, spare)
+        return spare.pop()
+
+    def _cut(self, length: int, spare: list[Cell]) -> None:
+        """Makes more cells of a length."""
+        slab = self._pool.take(_SLAB_BYTES, "short values", _USER, gives_back=False)
+        self._slabs.append(slab)
+        exported, begin = self._place(slab.address, _SLAB_BYTES)
+        for offset in range(0, _SLAB_BYTES, length):
+            spare.append(Cell(self, slab.address + offset, length, Place(exported, begin + offset), None))
+
+    def _place(self, address: int, size_bytes: int) -> Place:
+        place = self._exports.find(address, size_bytes)
+        assert place is not None, "a pool's memory can be exported"
+        return place
+
+    def take_back(self, cell: Cell) -> None:
+        """See `Cell.release`."""
+        self.used_bytes -= cell.size_bytes
+        self._free(cell)
+
+    def _free(self, cell: Cell) -> None:
+        if cell.block is None:
+            self._spare[cell.size_bytes].append(cell)
+        else:
+            del self._long[cell.address]
+            cell.block.drop(_USER)
+
+    def close(self) -> None:
+        """Gives all memory back; nothing may use it any more. Idempotent."""
+        for block in (*self._slabs, *(cell.block for cell in self._long.values())):
+            if block is not None:
+                block.drop(_USER)
+        self._slabs.clear()
+        self._long.clear()
+        self._spare.clear()
+
+
+def _length_of(size_bytes: int) -> int:
+    """How long a cell for a value is: one of few lengths, so that cells find another use."""
+    power = 1 << max(size_bytes - 1, 1).bit_length()
+    return max(power, _SMALLEST_CELL_BYTES) if power <= _LARGEST_CELL_BYTES else align(size_bytes, power // 8)
