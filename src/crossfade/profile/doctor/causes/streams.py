@@ -20,7 +20,7 @@ from crossfade.profile.doctor.changes import (
 from crossfade.profile.doctor.losses import Reason
 from crossfade.profile.doctor.program import NOBODY
 from crossfade.profile.doctor.view import Cause, Finding, View, share
-from crossfade.profile.traces.events import ActivityKind
+from crossfade.profile.traces.events import ActivityKind, Call
 
 _LATE_US = 8.0
 _SMALL_BYTES = 1 << 20
@@ -95,8 +95,11 @@ def is_of_backward(view: View, number: int) -> bool:
     work = view.program.works[number]
     if work.call == NOBODY:
         return False
-    call = view.traced.calls[work.call]
-    around = view.traced.traces[work.rank].operators.around(call.thread, call.start_us)
+    return _is_in_backward(view, work.rank, view.traced.calls[work.call])
+
+
+def _is_in_backward(view: View, rank: int, call: Call) -> bool:
+    around = view.traced.traces[rank].operators.around(call.thread, call.start_us)
     return any("autograd::engine" in scope.name for scope in around)
 
 
@@ -110,7 +113,9 @@ def _is_blocking(view: View, number: int) -> bool:
         return True
     waited = waits.waited_at.get(activity)
     if waited is None or waited.thread != view.traced.calls[work.call].thread:
-        return False  # another thread waits where the backward pass ends, as DDP does
+        return False  # another thread waits where the backward pass ends
+    if is_of_backward(view, number) and not _is_in_backward(view, work.rank, waited):
+        return False  # so does the autograd engine's own, for DDP
     later = work.call + 1
     while later < len(view.program.calls) and view.traced.calls[later] is not waited:
         if view.program.calls[later].rank != work.rank:
