@@ -4,12 +4,17 @@
 
     python -m benchmarks.doctor.judge OUT              # of plain traces
     python -m benchmarks.doctor.judge OUT --record     # of those that crossfade.record wrote
+
+Where the rounds of a program do not tell whether its fix wins 5 % (the second smallest and the second largest of their gains lie
+on either side of it; of few rounds, the smallest and the largest), the cause and nothing are equally right answers, and the program
+is set aside. Another cause is wrong there too.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -21,6 +26,7 @@ from crossfade.profile.traces.reader import read_traces
 
 _LEAST = 0.05  # a fix that wins less is not asked to be found
 _ABSTAINS = "abstains"
+_MANY_ROUNDS = 5
 
 
 @dataclass
@@ -30,6 +36,7 @@ class _Counts:
     num_abstained: int = 0
     num_quiet: int = 0
     num_false: int = 0
+    num_aside: int = 0
     errors: list[float] = field(default_factory=list)
 
     def asked(self, gain: float, name: str, predicted: float, cause: str) -> bool:
@@ -66,19 +73,31 @@ def main() -> None:
         (name, predicted), (other, _) = found["cause"] or ("", 0.0), found["fixed"] or ("", 0.0)
         gain = result["gain"]
         is_asked = gain >= _LEAST and bool(result["cause"])
-        is_right = counts.asked(gain, name, predicted, result["cause"]) if is_asked else counts.quiet(name)
+        right = "yes"
+        if bool(result["cause"]) and not _is_told(result.get("gains", [])) and name in ("", _ABSTAINS, result["cause"]):
+            counts.num_aside += 1
+            right = "aside"
+        elif not (counts.asked(gain, name, predicted, result["cause"]) if is_asked else counts.quiet(name)):
+            right = "NO"
         counts.quiet(other)
         shown = f"{predicted:.1%}" if predicted else ""
         print(
-            f"| {result['name']} | {result['seed']} | {gain:.1%} | {name or '-'} | {shown} |"
-            f" {'yes' if is_right else 'NO'} | {other or '-'} |"
+            f"| {result['name']} | {result['seed']} | {gain:.1%} | {name or '-'} | {shown} | {right} | {other or '-'} |"
         )
     print(f"\nright first cause: {counts.num_right} of {counts.num_asked} whose fix wins at least {_LEAST:.0%}")
     print(f"of those, abstained: {counts.num_abstained}")
+    print(f"set aside, since their rounds do not tell whether it does: {counts.num_aside}")
     print(f"diagnoses where nothing is to be won: {counts.num_false} of {counts.num_quiet} traces")
     if counts.errors:
         typical, worst = median(counts.errors), max(counts.errors)
         print(f"predicted gain over the measured one: off by {typical:.0%} on the median, {worst:.0%} at most")
+
+
+def _is_told(gains: Sequence[float]) -> bool:
+    """Whether the rounds agree that a fix wins enough, or that it does not. Older results have no rounds."""
+    ordered = sorted(gains)
+    inner = ordered[1:-1] if len(ordered) >= _MANY_ROUNDS else ordered
+    return not inner or inner[0] >= _LEAST or inner[-1] < _LEAST
 
 
 def _first(folder: Path, result: dict[str, Any], which: str) -> tuple[str, float] | None:

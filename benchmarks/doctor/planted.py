@@ -70,12 +70,14 @@ def train(model: nn.Module, x: torch.Tensor, before: Callable[[], torch.Tensor] 
 
 def transformer(sizes: Sizes) -> tuple[Transformer, torch.Tensor]:
     """The network and its input."""
-    model = Transformer(sizes.width, sizes.num_layers).to(sizes.device, sizes.dtype)
+    with sizes.device:
+        model = Transformer(sizes.width, sizes.num_layers).to(sizes.dtype)
     return model, torch.randn(sizes.batch, sizes.length, sizes.width, device=sizes.device, dtype=sizes.dtype)
 
 
-def convnet(sizes: Sizes, images: int = 4) -> tuple[ConvNet, torch.Tensor]:
-    """The network and its input: so many images for each element of the batch."""
+def convnet(sizes: Sizes) -> tuple[ConvNet, torch.Tensor]:
+    """The network and its input, four images for each element of the batch."""
     side = 16 if sizes.is_small else 128
-    model = ConvNet(sizes.width // 8, sizes.num_layers).to(sizes.device)
-    return model, torch.randn(sizes.batch * images, 3, side, side, device=sizes.device)
+    with sizes.device:
+        model = ConvNet(sizes.width // 8, sizes.num_layers)
+    return model, torch.randn(sizes.batch * 4, 3, side, side, device=sizes.device)

@@ -9,7 +9,7 @@ Lines of ``OUT/results.jsonl`` come as programs end; traces lie beside it, ``NAM
 A program that takes longer than ``--limit`` seconds, or ends its processes, is written down as failed, and the others go on in new
 processes. What ``OUT`` has results of is not run again.
 
-Then all are recorded once more by `crossfade.record`, in processes that time nothing, since torch goes on reporting events:
+Then all are recorded once more by `crossfade.record`, when nothing is timed any more, since torch goes on reporting events:
 ``OUT/records.jsonl``, ``NAME-SEED-cause.record-RANK.json.gz``.
 """
 
@@ -31,6 +31,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.doctor.programs import PROGRAMS
+from benchmarks.doctor.worker import FILES
 
 _ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}  # no multicast over NVLink
 _START_S = 60.0  # for processes to start in
@@ -38,6 +39,7 @@ _END_S = 10.0  # for them to end in by themselves
 
 
 class _Case(NamedTuple):
+    what: str  # "time" or "record"
     name: str
     seed: int
 
@@ -49,8 +51,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="names of programs; without it, all")
     parser.add_argument("--ranks", type=int, default=min(torch.cuda.device_count(), 2) or 1)
     parser.add_argument("--limit", type=float, default=45.0, help="seconds for a program")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=10, help="steps of a round")
+    parser.add_argument("--rounds", type=int, default=7, help="of a program with and without the cause, at most")
+    parser.add_argument("--steps", type=int, default=40, help="of a round, at most")
     parser.add_argument("--no-record", action="store_true", help="plain traces only")
     parser.add_argument("--small", action="store_true", help="sizes for a CPU, to try the programs")
     args = parser.parse_args()
@@ -59,44 +61,41 @@ def main() -> None:
         parser.error(f"no programs {', '.join(sorted(unknown))}; there are {', '.join(p.name for p in PROGRAMS)}")
     args.out.mkdir(parents=True, exist_ok=True)
     wanted = [
-        _Case(planted.name, seed)
+        _Case(what, planted.name, seed)
+        for what in list(FILES)[: 1 if args.no_record else 2]
         for seed in args.seeds
         for planted in PROGRAMS
         if planted.num_ranks <= args.ranks and planted.name in (args.only or [planted.name])
     ]
-    _run(args, wanted, args.out / "results.jsonl", "time")
-    if not args.no_record:
-        _run(args, wanted, args.out / "records.jsonl", "record")
-
-
-def _run(args: argparse.Namespace, wanted: Sequence[_Case], results: Path, what: str) -> None:
-    """Runs what the file of results lacks."""
-    while cases := [case for case in wanted if case not in _cases_in(results)]:
-        with _processes(args, cases, what) as processes:
-            reason = _watch(processes, results, len(cases), args.limit)
-        left = [case for case in cases if case not in _cases_in(results)]
+    while cases := [case for case in wanted if case not in _cases_in(args.out)]:
+        with _processes(args, cases) as processes:
+            reason = _watch(processes, args.out, len(cases), args.limit)
+        left = [case for case in cases if case not in _cases_in(args.out)]
         if left:
             line = json.dumps({"name": left[0].name, "seed": left[0].seed, "error": reason})
-            with results.open("a") as file:
+            with (args.out / FILES[left[0].what]).open("a") as file:
                 print(line, file=file)
             print(line, flush=True)
 
 
-def _cases_in(results: Path) -> set[_Case]:
-    if not results.exists():
-        return set()
-    lines = [json.loads(line) for line in results.read_text().split("\n")[:-1]]  # the last one may be half written
-    return {_Case(line["name"], line["seed"]) for line in lines}
+def _cases_in(out: Path) -> set[_Case]:
+    """Those that have results."""
+    found = set()
+    for what, name in FILES.items():
+        if (out / name).exists():
+            lines = (out / name).read_text().split("\n")[:-1]  # the last one may be half written
+            found |= {_Case(what, line["name"], line["seed"]) for line in map(json.loads, lines)}
+    return found
 
 
 @contextlib.contextmanager
-def _processes(args: argparse.Namespace, cases: Sequence[_Case], what: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+def _processes(args: argparse.Namespace, cases: Sequence[_Case]) -> Iterator[list[subprocess.Popen[bytes]]]:
     """A process for each rank, which all run these cases; they are ended with the block."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "benchmarks.doctor.worker", what, str(args.out), str(args.rounds), str(args.steps)]
-    command += [str(int(args.small)), *(f"{case.name}:{case.seed}" for case in cases)]
+    command = [sys.executable, "-m", "benchmarks.doctor.worker", str(args.out), str(args.rounds), str(args.steps)]
+    command += [str(int(args.small)), *(f"{case.what}:{case.name}:{case.seed}" for case in cases)]
     common = {
         **_ENVIRONMENT,
         **os.environ,
@@ -117,9 +116,9 @@ def _processes(args: argparse.Namespace, cases: Sequence[_Case], what: str) -> I
             process.wait()
 
 
-def _watch(processes: Sequence[subprocess.Popen[bytes]], results: Path, num_cases: int, limit_s: float) -> str:
+def _watch(processes: Sequence[subprocess.Popen[bytes]], out: Path, num_cases: int, limit_s: float) -> str:
     """Waits until all cases have results, or something goes wrong; returns what."""
-    before = num = len(_cases_in(results))
+    before = num = len(_cases_in(out))
     deadline = time.monotonic() + _START_S + limit_s
     while time.monotonic() < deadline:
         codes = [process.poll() for process in processes]
@@ -127,7 +126,7 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]], results: Path, num_case
             return f"a process ended with {next(code for code in codes if code)}"
         if all(code == 0 for code in codes):
             return "the processes ended without a result"
-        found = len(_cases_in(results))
+        found = len(_cases_in(out))
         if found > num:
             num = found
             deadline = time.monotonic() + (limit_s if num < before + num_cases else _END_S)

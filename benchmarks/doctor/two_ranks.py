@@ -10,10 +10,15 @@ What a cause costs depends on how long communication takes beside computation. O
 
 So chains of products are 2,048 to 4,096 wide, and data-parallel training has 2,048 tokens on each rank; layers are 5,120 wide and
 more, or the host cannot launch as fast as they compute.
+
+Without its cause a program is to have no other one. Its GPU takes longer than the host's launches, by half and more (300 of them
+took 9 to 13 ms where hosts share their cores). Collectives are beside 16-bit products, which run at 0.5 to 0.7 of their speed
+there, for a small part of the step.
 """
 
 from __future__ import annotations
 
+import time
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.doctor.models import Transformer
+from benchmarks.doctor.models import ConvNet, Transformer
 from benchmarks.doctor.planted import Sizes, Step, convnet, train, transformer
 
 __all__ = [
@@ -40,24 +45,39 @@ __all__ = [
 ]
 
 _TOKENS = 2048  # of a rank, in data-parallel training
+_PREPARE_S = 2.5e-3
 
 
-def _data_parallel(sizes: Sizes) -> tuple[Transformer, torch.Tensor]:
-    """A transformer of 2 or 3 layers and few tokens: its gradients take a fifth of the step and more. Gives it and its input."""
+def _data_parallel(sizes: Sizes, *, num_passes: int = 1) -> tuple[Transformer, torch.Tensor]:
+    """A transformer of 2 or 3 layers and few tokens: its gradients take a fifth of the step and more. Gives it and its input.
+
+    With several passes over the model in a step each has three quarters as many tokens.
+    """
+    tokens = _TOKENS if num_passes == 1 else num_passes * _TOKENS * 3 // 4
+    rows = max(num_passes, 2)
     if sizes.is_small:
-        return transformer(sizes)
+        model, x = transformer(sizes)
+        return model, x[:1].repeat(rows, 1, 1)
     width = 4096 + sizes.width
-    model = Transformer(width, sizes.num_layers // 2, num_heads=width // 128).to(sizes.device, sizes.dtype)
-    return model, torch.randn(2, _TOKENS // 2, width, device=sizes.device, dtype=sizes.dtype)
+    with sizes.device:
+        model = Transformer(width, sizes.num_layers // 2, num_heads=width // 128).to(sizes.dtype)
+    return model, torch.randn(rows, tokens // rows, width, device=sizes.device, dtype=sizes.dtype)
+
+
+def _convnet_of_20_ms(sizes: Sizes) -> tuple[ConvNet, torch.Tensor]:
+    """A convolution network and as many images as an H100 trains in about 20 ms, which is twice as long as their launches take."""
+    model, x = convnet(sizes)
+    return model, x[: 21504 // (sizes.num_layers * (sizes.width // 8))]
 
 
 class _Chain:
-    """Products of (rows, width) by (width, width), each about 0.2 ms on an H100."""
+    """Products of (rows, width) by (width, width), each about 0.2 ms on an H100; 1.5 ms with 32-bit floats."""
 
-    def __init__(self, sizes: Sizes) -> None:
-        self.width = 2 * sizes.width
-        self.rows = 32 if sizes.is_small else (1 << 36) // self.width**2 // 1024 * 1024
+    def __init__(self, sizes: Sizes, *, is_32_bit: bool = False) -> None:
+        self.width = sizes.width if is_32_bit else 2 * sizes.width
+        self.rows = 32 if sizes.is_small else (1 << (35 if is_32_bit else 36)) // self.width**2 // 1024 * 1024
         self._sizes = sizes
+        self._dtype = torch.float32 if is_32_bit else sizes.dtype
         self.weight = self._random(self.width, self.width) / self.width**0.5
 
     def start(self) -> torch.Tensor:
@@ -69,7 +89,7 @@ class _Chain:
         return self._random(num, (1 << 20) // self.weight.element_size())
 
     def _random(self, *shape: int) -> torch.Tensor:
-        return torch.randn(shape, device=self._sizes.device, dtype=self._sizes.dtype)
+        return torch.randn(shape, device=self._sizes.device, dtype=self._dtype)
 
 
 def blocking_all_reduce(sizes: Sizes, has_cause: bool) -> Step:
@@ -99,10 +119,11 @@ def blocking_all_reduce(sizes: Sizes, has_cause: bool) -> Step:
 def small_before_large(sizes: Sizes, has_cause: bool) -> Step:
     """In each layer a large gather for later, and a small sum that is needed at once, on one communicator or on two.
 
-    The gather takes about half of the layer's products.
+    The gather takes a sixth of the layer's products. These are of 32-bit floats, whose blocks come and go: a gather takes a fifth
+    of the multiprocessors from them. 16-bit products, whose blocks stay, would lose half of their speed.
     """
-    chain = _Chain(sizes)
-    x, large = chain.start(), chain.megabytes(96 + 8 * sizes.num_layers)
+    chain = _Chain(sizes, is_32_bit=True)
+    x, large = chain.start(), chain.megabytes(224 + 8 * sizes.num_layers)
     gathered = large.new_empty(dist.get_world_size() * large.shape[0], large.shape[1])
     group = dist.group.WORLD if has_cause else dist.new_group()
 
@@ -110,7 +131,6 @@ def small_before_large(sizes: Sizes, has_cause: bool) -> Step:
         y, later = x, None
         for _ in range(sizes.num_layers - 1):
             later = dist.all_gather_into_tensor(gathered, large, async_op=True)
-            y = y @ chain.weight
             sums = y[:64].contiguous()
             soon = dist.all_reduce(sums, group=group, async_op=True)
             assert soon is not None
@@ -144,16 +164,17 @@ def one_bucket(sizes: Sizes, has_cause: bool) -> Step:
 
 
 def two_backwards(sizes: Sizes, has_cause: bool) -> Step:
-    """A batch in two halves, whose gradients are summed by both backward passes or by the last one only."""
-    model, x = _data_parallel(sizes)
+    """A batch in four parts, whose gradients are summed by each backward pass or by the last one only."""
+    model, x = _data_parallel(sizes, num_passes=4)
     parallel = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    first, last = x.chunk(2)
+    *before, last = x.chunk(4)
 
     def step() -> None:
         optimizer.zero_grad()
-        with nullcontext() if has_cause else parallel.no_sync():
-            parallel(first).square().mean().backward()
+        for part in before:
+            with nullcontext() if has_cause else parallel.no_sync():
+                parallel(part).square().mean().backward()
         parallel(last).square().mean().backward()
         optimizer.step()
 
@@ -187,11 +208,18 @@ def late_sums(sizes: Sizes, has_cause: bool) -> Step:
 
 
 def unused_parameters(sizes: Sizes, has_cause: bool) -> Step:
-    """A network whose step is so short that the host's wait behind the gradients may show."""
-    model, x = convnet(sizes, images=1)
+    """The host prepares a batch while the GPU computes the step before, unless it waits for that step's gradients."""
+    model, x = _convnet_of_20_ms(sizes)
     if not has_cause:
         model.without_unused()
-    return train(nn.parallel.DistributedDataParallel(model, find_unused_parameters=has_cause), x)
+
+    def prepare() -> torch.Tensor:
+        end = time.perf_counter() + _PREPARE_S
+        while time.perf_counter() < end:
+            pass
+        return x
+
+    return train(nn.parallel.DistributedDataParallel(model, find_unused_parameters=has_cause), x, prepare)
 
 
 def healthy_ddp(sizes: Sizes, has_cause: bool) -> Step:
@@ -201,10 +229,10 @@ def healthy_ddp(sizes: Sizes, has_cause: bool) -> Step:
 
 
 def small_all_reduces(sizes: Sizes, has_cause: bool) -> Step:
-    """Statistics of every layer, 512 KB each, summed one by one, or all at once."""
-    model, x = convnet(sizes, images=1)
-    num = 64 if sizes.is_small else 1 << 17
-    values = [torch.randn(num, device=sizes.device) for _ in range(32 * sizes.num_layers)]
+    """Statistics of every layer, 256 KB each, summed one by one, or all at once."""
+    model, x = _convnet_of_20_ms(sizes)
+    num = 64 if sizes.is_small else 1 << 16
+    values = [torch.randn(num, device=sizes.device) for _ in range(96 * sizes.num_layers)]
     inner = train(model, x)
 
     def step() -> None:

@@ -2,7 +2,10 @@
 
 ::
 
-    python -m benchmarks.doctor.worker time|record OUT ROUNDS STEPS SMALL NAME:SEED ...
+    python -m benchmarks.doctor.worker OUT ROUNDS STEPS SMALL time:NAME:SEED ... record:NAME:SEED ...
+
+Each rank runs some of the programs of one GPU, so two of them run at once. What is timed comes before what `crossfade.record`
+records.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -26,22 +30,31 @@ from benchmarks.doctor.planted import Planted, Sizes, Step
 from benchmarks.doctor.programs import PROGRAMS
 
 _NUM_WARM = 3
-_NUM_TRACED = 4
+_NUM_TRACED = 5
 _NUM_UNTRACED = 5  # before what `crossfade.record` traces
+_ROUND_S = 0.2
+_FEWEST_STEPS = 4  # of a round
+_FEWEST_ROUNDS = 3  # so many are enough where they agree:
+_ALIKE = 0.02  # within so much of the step, or
+_ALIKE_SHARE = 0.2  # within so much of the gain
+FILES = {"time": "results.jsonl", "record": "records.jsonl"}
 
 
 def main() -> None:
-    what, out, num_rounds, num_steps, is_small = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:6])
-    lines = out / ("results.jsonl" if what == "time" else "records.jsonl")
+    out, num_rounds, num_steps, is_small = Path(sys.argv[1]), *map(int, sys.argv[2:5])
     programs = {planted.name: planted for planted in PROGRAMS}
     rank, device = _begin()
     first = out / f"first-{rank}.json.gz"
     _record(lambda: None, Sizes.of(0, device, is_small=True), first, is_alone=True)  # the first one starts the profiler
     first.unlink()
-    for name, _, seed in (case.partition(":") for case in sys.argv[6:]):
-        planted = programs[name]
-        if planted.num_ranks == 1 and rank > 0:
-            continue
+    num_alone = 0
+    for what, name, seed in (case.split(":") for case in sys.argv[5:]):
+        planted, writer = programs[name], 0
+        if planted.num_ranks == 1:
+            writer = num_alone % int(os.environ["WORLD_SIZE"])
+            num_alone += 1
+            if writer != rank:
+                continue
         sizes = Sizes.of(int(seed), device, is_small=bool(is_small))
         steps = _make(planted, sizes, int(seed))
         stem = f"{out / name}-{seed}"
@@ -54,8 +67,8 @@ def main() -> None:
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        if rank == 0:
-            with lines.open("a") as file:
+        if rank == writer:
+            with (out / FILES[what]).open("a") as file:
                 print(json.dumps(result), file=file)
             print(json.dumps(result), flush=True)
     if dist.is_initialized():
@@ -92,9 +105,14 @@ def _measure(
 ) -> dict[str, object]:
     is_alone = planted.num_ranks == 1
     times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(num_rounds):
+    usual = _of_first_rank(_time(steps["cause"], _NUM_WARM, sizes, is_alone=is_alone), sizes, is_alone=is_alone)
+    num_steps = min(max(int(_ROUND_S / usual), _FEWEST_STEPS), num_steps)
+    gains: list[float] = []
+    while len(gains) < num_rounds and not (len(gains) >= _FEWEST_ROUNDS and _are_alike(gains)):
         for name, step in steps.items():
             times[name].append(_time(step, num_steps, sizes, is_alone=is_alone))
+        gain = 1 - times["fixed"][-1] / times["cause"][-1]
+        gains.append(_of_first_rank(gain, sizes, is_alone=is_alone))
     traced = {}
     for name, step in steps.items():
         traced[name] = _record(step, sizes, Path(f"{stem}-{name}-{rank}.json.gz"), is_alone=is_alone)
@@ -105,9 +123,23 @@ def _measure(
         "step_ms": round(with_cause * 1e3, 4),
         "fixed_ms": round(without * 1e3, 4),
         "spread": [round(min(times["cause"]) / with_cause, 3), round(max(times["cause"]) / with_cause, 3)],
-        "gain": round(1 - median(there / here for here, there in zip(times["cause"], times["fixed"], strict=True)), 4),
+        "gain": round(median(gains), 4),
+        "gains": [round(gain, 4) for gain in gains],
         "traced_ms": {name: round(length * 1e3, 4) for name, length in traced.items()},
     }
+
+
+def _are_alike(gains: Sequence[float]) -> bool:
+    return max(gains) - min(gains) <= max(_ALIKE, _ALIKE_SHARE * median(gains))
+
+
+def _of_first_rank(value: float, sizes: Sizes, *, is_alone: bool) -> float:
+    """The first rank's value, so that all ranks decide alike."""
+    if is_alone:
+        return value
+    shared = torch.tensor([value], device=sizes.device, dtype=torch.float32)
+    dist.broadcast(shared, 0)
+    return float(shared.item())
 
 
 def _record_all(planted: Planted, steps: dict[str, Step], sizes: Sizes, stem: str, rank: int) -> dict[str, object]:
@@ -144,19 +176,18 @@ def _time(step: Step, num: int, sizes: Sizes, *, is_alone: bool) -> float:
 
 
 def _traced_steps(step: Step, end_step: Step, sizes: Sizes, *, is_alone: bool) -> float:
-    """A step, and some whose length is returned; each is followed by ``end_step``, as programs call it."""
+    """How long a step takes; each is followed by ``end_step``, as programs call it."""
 
     def whole() -> None:
         step()
         end_step()
 
-    whole()
     return _time(whole, _NUM_TRACED, sizes, is_alone=is_alone)
 
 
 def _record(step: Step, sizes: Sizes, path: Path, *, is_alone: bool) -> float:
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (sizes.device.type == "cuda")
-    until_the_end = schedule(wait=0, warmup=0, active=_NUM_TRACED + 2)
+    until_the_end = schedule(wait=0, warmup=0, active=_NUM_TRACED + 1)
     with profile(activities=activities, schedule=until_the_end, acc_events=True) as profiler:
         length = _traced_steps(step, profiler.step, sizes, is_alone=is_alone)
     profiler.export_chrome_trace(str(path))

@@ -81,6 +81,15 @@ def test_some_steps_are_timed_before_the_trace(tmp_path: Path) -> None:
     assert trace["crossfade"]["num_steps"] == 2
 
 
+def test_a_hiccup_in_an_untraced_step_is_not_counted(tmp_path: Path) -> None:
+    with crossfade.record(tmp_path, untraced_steps=5) as recording:
+        for number in range(6):
+            time.sleep(1.5 if number == 1 else 0.03)
+            recording.step()
+    assert recording.path is not None
+    assert 30_000 <= contents(recording.path)["crossfade"]["untraced_us"] < 300_000
+
+
 def test_what_operators_read_and_write(tmp_path: Path) -> None:
     with crossfade.record(tmp_path, with_tensors=True) as recording:
         a = torch.ones(8, 8)

@@ -94,6 +94,25 @@ def blocking(rank: Rank, has_cause: bool) -> None:
     steps(layer, end)(rank)
 
 
+def blocking_of_two_sizes(rank: Rank, has_cause: bool) -> None:
+    """A weight's gradient and a bias's, one after the other on the stream that computes."""
+    waits: list[Callable[[], None]] = []
+
+    def layer(rank: Rank, _: int) -> None:
+        products(rank)
+
+        def reduce() -> None:
+            waits.extend(rank.all_reduce(us, num, is_async=not has_cause) for us, num in ((20, 4096), (150, 1 << 22)))
+
+        rank.scope("autograd::engine::evaluate_function: AccumulateGrad", reduce)
+
+    def end(rank: Rank) -> None:
+        while waits:
+            waits.pop(0)()
+
+    steps(layer, end)(rank)
+
+
 def communicator_order(rank: Rank, has_cause: bool) -> None:
     def layer(rank: Rank, _: int) -> None:
         rank.kernel(100)
@@ -158,6 +177,31 @@ def one_bucket(rank: Rank, has_cause: bool) -> None:
     steps(layer, end)(rank)
 
 
+def one_bucket_on_one_thread(rank: Rank, has_cause: bool) -> None:
+    """The engine's thread waits for the bucket as soon as it is launched, since the backward pass is over."""
+
+    def wait(rank: Rank) -> None:
+        rank.thread = 2
+        waits.pop()()
+        rank.kernel(3, "copy_bucket_to_grad")
+        rank.thread = 1
+
+    waits: list[Callable[[], None]] = []
+
+    def layer(rank: Rank, number: int) -> None:
+        rank.thread = 2
+        for _ in range(3):
+            rank.python(12)
+            rank.kernel(220, "backward")
+        if not has_cause or number == _LAYERS - 1:
+            num = 1 << (26 if has_cause else 23)
+            reduce = partial(rank.all_reduce, 1600 if has_cause else 200, num)
+            rank.scope("autograd::engine::evaluate_function: A", lambda: waits.append(reduce()))
+        rank.thread = 1
+
+    steps(layer, wait)(rank)
+
+
 def small_messages(rank: Rank, has_cause: bool) -> None:
     def layer(rank: Rank, number: int) -> None:
         products(rank, 2, 100)
@@ -166,6 +210,17 @@ def small_messages(rank: Rank, has_cause: bool) -> None:
                 rank.all_reduce(22, 512)()
 
     steps(layer)(rank)
+
+
+def small_messages_of_a_slow_host(rank: Rank, has_cause: bool) -> None:
+    """What they take of the GPU is little: the host is slower to launch them. Once it does something else in between."""
+
+    def end(rank: Rank) -> None:
+        for number in range(40 if has_cause else 1):
+            rank.python(400 if number == 20 else 40)
+            rank.all_reduce(9, 512)
+
+    steps(lambda rank, _: products(rank, 2, 100), end)(rank)
 
 
 def batches_in_sequence(rank: Rank, has_cause: bool) -> None:
@@ -210,27 +265,42 @@ def two_streams(rank: Rank, has_cause: bool) -> None:
     steps(layer, end)(rank)
 
 
-def two_backwards(rank: Rank, has_cause: bool, sum_us: float = 700) -> None:
-    """Two halves of a batch under DDP; without the cause the first one's gradients are kept."""
+def two_backwards(rank: Rank, has_cause: bool, sum_us: float = 700, copy_us: float = 0, slowed_us: float = 150) -> None:
+    """Two halves of a batch under DDP; without the cause the first one's gradients are kept.
+
+    Gradients are copied into buckets and back, where ``copy_us`` is given; products beside sums take ``slowed_us``.
+    """
 
     def half(is_summed: bool) -> None:
         rank.scope("DistributedDataParallel.forward", lambda: products(rank, 3))
         rank.thread = 2
         waits: list[Callable[[], None]] = []
         for number in range(_LAYERS):
-            rank.scope("autograd::engine::evaluate_function: MmBackward0", lambda: products(rank, 2, 150))
+            length_us = slowed_us if is_summed and number > 1 else 150
+            rank.scope("autograd::engine::evaluate_function: MmBackward0", partial(products, rank, 2, length_us))
             if is_summed and number % 2:
+                if copy_us:
+                    rank.scope("torch::distributed::reducer::mul_out", lambda: rank.kernel(copy_us, "mul"))
                 reduce = partial(rank.all_reduce, sum_us, 1 << 23)
                 rank.scope("autograd::engine::evaluate_function: A", lambda reduce=reduce: waits.append(reduce()))  # type: ignore[misc]
         for wait in waits:
             wait()
-            rank.kernel(3, "copy_bucket_to_grad")
+            name = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+            rank.scope(name, lambda: rank.kernel(max(copy_us, 3), "copy"))
         rank.thread = 1
 
     for _ in range(_STEPS):
         for number in range(2):
             half(has_cause or number == 1)
         rank.scope("Optimizer.step#SGD.step", lambda: rank.kernel(60, "optimizer"))
+
+
+def two_backwards_with_copies(rank: Rank, has_cause: bool) -> None:
+    two_backwards(rank, has_cause, 250, 60)
+
+
+def two_backwards_with_contention(rank: Rank, has_cause: bool) -> None:
+    two_backwards(rank, has_cause, 560, 0, 240)
 
 
 def blocking_stream(rank: Rank, has_cause: bool, copy_us: float = 150) -> None:
@@ -252,15 +322,20 @@ PLANTED: list[tuple[str, Program, int, float]] = [  # cause, program, ranks, how
     ("allocator", free_each_layer, 1, 0.05),
     ("launch_bound", launch_bound, 1, 0.15),
     ("blocking_collective", blocking, 2, 0.10),
+    ("blocking_collective", blocking_of_two_sizes, 2, 0.10),
     ("communicator_order", communicator_order, 2, 0.08),
     ("late_peer", late_peer, 2, 0.15),  # the fix shares the work, the program without it has less
     ("late_peer", more_rows, 2, 0.25),
     ("slow_gpu", slow_gpu, 2, 0.25),
     ("ddp_buckets", one_bucket, 2, 0.12),
+    ("ddp_buckets", one_bucket_on_one_thread, 2, 0.12),
     ("small_messages", small_messages, 2, 0.15),
+    ("small_messages", small_messages_of_a_slow_host, 2, 0.05),
     ("implicit_synchronisation", two_streams, 1, 0.10),
     ("launch_order", batches_in_sequence, 2, 0.15),  # this machine knows no contention
     ("two_backwards", two_backwards, 2, 0.05),
+    ("two_backwards", two_backwards_with_copies, 2, 0.05),
+    ("two_backwards", two_backwards_with_contention, 2, 0.10),
     ("default_stream", blocking_stream, 1, 0.05),
 ]
 
@@ -340,3 +415,38 @@ def test_streams_that_events_order_do_not_wait_for_the_default_stream(tmp_path: 
 
     report = diagnose(read_traces(Machine(steps(layer)).save(tmp_path)))
     assert Cause.DEFAULT_STREAM not in [one.finding.cause for one in report.diagnoses]
+
+
+def test_a_hiccup_in_one_step_hides_no_gain(tmp_path: Path) -> None:
+    """The host of one step does something else for as long as five steps take."""
+    num_steps = iter(range(10**6))
+
+    def end(rank: Rank) -> None:
+        if next(num_steps) % _STEPS == 2:
+            rank.python(15_000)
+
+    def layer(rank: Rank, _: int) -> None:
+        products(rank, 6, 45)
+        rank.python(120)
+        rank.item()
+
+    report = diagnose(read_traces(Machine(steps(layer, end)).save(tmp_path)))
+    assert report.diagnoses[0].finding.cause == Cause.HOST_WAIT
+    assert not report.diagnoses[0].is_remark
+
+
+def test_what_is_won_in_half_of_the_steps_is_a_remark(tmp_path: Path) -> None:
+    def step(rank: Rank, number: int) -> None:
+        products(rank, 20)
+        for _ in range(20 * (number >= 3)):
+            rank.python(400)
+            rank.item()
+
+    def program(rank: Rank) -> None:
+        for number in range(_STEPS):
+            rank.scope(f"ProfilerStep#{number}", partial(step, rank, number))
+
+    report = diagnose(read_traces(Machine(program).save(tmp_path)))
+    assert report.traced.program.num_steps == _STEPS
+    assert Cause.HOST_WAIT in [one.finding.cause for one in report.diagnoses]
+    assert [one.finding.cause for one in report.diagnoses if not one.is_remark] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -95,3 +96,19 @@ def test_waits_come_before_launches_that_win_a_little_more(tmp_path: Path) -> No
 def test_launches_come_first_where_they_win_far_more(tmp_path: Path) -> None:
     report, _ = examined(small(60.0, item_every=10), tmp_path, 2.5, is_measured=False)
     assert found(report)[0] == Cause.LAUNCH
+
+
+def test_the_rank_that_began_last_tells_how_long_an_untraced_step_is(tmp_path: Path) -> None:
+    """One that begins earlier waits for the others in its first collective."""
+
+    def program(rank: Rank) -> None:
+        for _ in range(_STEPS):
+            for _ in range(4):
+                rank.kernel(300)
+            rank.all_reduce(60, 1 << 20)()
+
+    paths = Machine(program, 2, has_record=True, untraced_us=1300.0).save(tmp_path)
+    early = json.loads(paths[0].read_text())
+    early["crossfade"]["untraced_us"] = 9000.0
+    paths[0].write_text(json.dumps(early))
+    assert diagnose(read_traces(paths)).untraced.measured_us == 1300.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from statistics import median
 
 from crossfade.profile.doctor.build import LANE_LAG_US, LAUNCH_LAG_US
 from crossfade.profile.doctor.program import NOBODY, HostCall, Program, Wait, Work
@@ -168,13 +169,28 @@ def _shares_of_mean(times: Sequence[Sequence[float]]) -> list[list[float]]:
     return [[mean / time if time else 1.0 for time, mean in zip(of_rank, means, strict=True)] for of_rank in times]
 
 
-def merged_into_firsts(program: Program, groups: Iterable[Sequence[int]], saved_us: float) -> Program:
-    """Of each group of collectives, all but the last are no longer sent by themselves; each saves that much time."""
-    amounts = {}
+def sent_as_one(program: Program, groups: Iterable[Sequence[int]], saved_us: float) -> Program:
+    """Each group of collectives of one rank is launched once: all but one save that much time, and the host the time of a launch.
+
+    From one launch to the next a host takes the group's median time at most: what is longer is something else.
+    """
+    launching = {work.call for work in program.works}
+    amounts: dict[int, float] = {}
+    calls: dict[int, HostCall] = {}
     for group in groups:
-        for number in group[:-1]:
-            amounts[number] = max(program.works[number].amount_us - saved_us, 0.1)
-    return with_scaled_work(program, amounts)
+        amounts.update({number: max(program.works[number].amount_us - saved_us, 0.1) for number in group[:-1]})
+        spans = []
+        for first, last in pairwise(program.works[number].call for number in group):
+            if first != NOBODY and not any(call in launching for call in range(first + 1, last)):
+                between = range(first + 1, last + 1)
+                spans.append((sum(program.calls[n].gap_us + program.calls[n].own_us for n in between), between))
+        usual_us = median(length_us for length_us, _ in spans) if spans else 0.0
+        for length_us, between in spans:
+            left = 1.0 - min(usual_us / length_us, 1.0) if length_us else 0.0
+            for number in between:
+                call = program.calls[number]
+                calls[number] = call._replace(gap_us=call.gap_us * left, own_us=call.own_us * left)
+    return with_scaled_work(program, amounts).with_calls(calls)
 
 
 def in_turns(program: Program, lanes: Collection[int]) -> Program:

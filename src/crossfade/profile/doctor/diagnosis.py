@@ -20,10 +20,12 @@ from crossfade.profile.traces.events import RankTrace
 REMARK_BELOW = 0.05  # of the step
 ABSTAIN_ABOVE = 0.03  # by so much the unchanged replay may miss the trace
 _AT_MOST_COUNTS = 0.5  # an upper bound is believed half
-_STEADY = 0.3  # each step must win this part of what the median step wins
+_STEADY = 0.3  # a step must win this part of what the median step wins
 _WORTH_SAYING = 0.01  # of the step; less is no remark either
 _FEW_STEPS = 3
-_COMPARABLE = 1 / 3  # what wins that part of what launches win at most comes before them
+_ODD_ONE_OF = 4  # of so many steps one need not win anything: a hiccup hides what it would
+_COMPARABLE = 1 / 3  # what wins that part of what a residual cause wins at most comes before it
+_RESIDUAL = (Cause.LAUNCH, Cause.CONTENTION)  # weighed on top of the best other fix
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Gain:
         least: 0 where the trace leaves open whether anything is won.
         likely: the best guess; what diagnoses are ordered by.
         most: an upper bound.
-        is_steady: whether it is won in every step, not in one of few.
+        is_steady: whether it is won in every step, or in three of four; not in one of few.
     """
 
     least: float
@@ -127,9 +129,9 @@ def diagnose(traces: Sequence[RankTrace]) -> Report:
 
 
 def _place(diagnosis: Diagnosis) -> tuple[bool, float]:
-    """Diagnoses before remarks, by gain; launches behind another one that wins a good part of the same time."""
-    is_launch = diagnosis.finding.cause is Cause.LAUNCH
-    return diagnosis.is_remark, -diagnosis.gain.likely * (_COMPARABLE if is_launch else 1.0)
+    """Diagnoses before remarks, by gain; residual causes behind another one that wins a good part of the same time."""
+    is_residual = diagnosis.finding.cause in _RESIDUAL
+    return diagnosis.is_remark, -diagnosis.gain.likely * (_COMPARABLE if is_residual else 1.0)
 
 
 def _error_of(traced: Traced, base: Replay) -> float:
@@ -150,19 +152,21 @@ class _Scales:
         self._ends = replay(program).step_ends_us
 
     def weigh(self, findings: Sequence[Finding]) -> list[Diagnosis]:
-        """What each finding's fix wins. Faster launches are weighed on top of the best other fix.
+        """What each finding's fix wins. Faster launches and less contention are weighed on top of the best other fix.
 
         A host that waits for the GPU in each layer is never ahead of it: launches in CUDA graphs seem to win what leaving
-        the waits out does.
+        the waits out does. Likewise collectives that need not be slow nothing down once they are left out.
         """
-        others = self._weigh_all(finding for finding in findings if finding.cause is not Cause.LAUNCH)
+        others = self._weigh_all(finding for finding in findings if finding.cause not in _RESIDUAL)
         best = max((one for one in others if not one.is_remark), key=lambda one: one.gain.likely, default=None)
-        launches = [finding for finding in findings if finding.cause is Cause.LAUNCH]
-        weighed = [*_without_sums(others), *(self._weigh_launches(one, best) for one in launches)]
+        weighed = _without_sums(others)
+        for finding in findings:
+            if finding.cause in _RESIDUAL:
+                weighed.append(self._weigh_residual(finding, best))
         return [one for one in weighed if one.gain.most >= _WORTH_SAYING]
 
-    def _weigh_launches(self, finding: Finding, best: Diagnosis | None) -> Diagnosis:
-        """What faster launches win of a program that has the best other fix, and a host as light as one is known to be."""
+    def _weigh_residual(self, finding: Finding, best: Diagnosis | None) -> Diagnosis:
+        """What a fix wins of a program that has the best other fix, and a host as light as one is known to be."""
         found = []
         for program in (self._host.program, self._host.lighter):
             self._start_from(program if best is None else best.finding.change(program))
@@ -170,7 +174,7 @@ class _Scales:
         usual, light = found
         gain = replace(usual.gain, likely=min(usual.gain.likely, light.gain.likely))
         words = [usual.confidence]
-        if not self._host.measured_us:
+        if finding.cause is Cause.LAUNCH and not self._host.measured_us:
             words.append(f"the profiler is taken to need {EVENT_US} to {MOST_EVENT_US} us for each operator and call")
         if best is not None:
             words.append("won on top of the best other fix")
@@ -197,7 +201,7 @@ class _Scales:
         return Diagnosis(finding, gain, is_remark, _confidence(self._traced, finding, gain), fixed)
 
     def _gain_of(self, fixed: Program) -> tuple[float, bool]:
-        """Which share of the median step is won, and whether a good part of it is won in each."""
+        """Which share of the median step is won, and whether a good part of it is won in each, or in all but one of four."""
         ends = replay(fixed).step_ends_us
         before, after = step_lengths(self._ends), step_lengths(ends)
         shares = [1.0 - there / here for here, there in zip(before, after, strict=False) if here > 0]
@@ -206,7 +210,7 @@ class _Scales:
         typical = median(shares)
         if len(shares) < _FEW_STEPS:  # work that moves from one step into another counts for neither
             typical = min(typical, 1.0 - ends[-1] / self._ends[-1])
-        return max(typical, 0.0), min(shares) >= _STEADY * typical
+        return max(typical, 0.0), sorted(shares)[len(shares) // _ODD_ONE_OF] >= _STEADY * typical
 
 
 def _without_sums(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:

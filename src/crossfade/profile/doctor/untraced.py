@@ -47,7 +47,10 @@ class Untraced:
 def untraced(traced: Traced) -> Untraced:
     """Takes away what the profiler needs for each event: so much that steps are as long as those that were not traced."""
     program = traced.program
-    measured_us = max((trace.record.untraced_us for trace in traced.traces if trace.record is not None), default=0.0)
+    measured = [trace.record.untraced_us for trace in traced.traces if trace.record is not None]
+    measured_us = min(
+        filter(None, measured), default=0.0
+    )  # a rank that begins early waits for the others in its collectives
     if not measured_us:
         likely, lighter = (without_profiler(program, event_us, _OWN) for event_us in (EVENT_US, MOST_EVENT_US))
         return Untraced(likely, lighter, EVENT_US, 0.0, replay(likely).step_ends_us)

@@ -6,8 +6,11 @@ import importlib
 import json
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from types import TracebackType
 from typing import Any
 
@@ -66,7 +69,8 @@ class Recording:
         self._is_watching = False
         self._num_untraced = untraced_steps
         self._num_steps = 0
-        self._begin_s = self._untraced_us = 0.0
+        self._untraced_us = 0.0
+        self._step_ends: list[Any] = []  # of untraced steps: events of the GPU, or times of the host
         self._torch: Any = None
         self._profiler: Any = None
         self._mark: Any = None
@@ -80,16 +84,24 @@ class Recording:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._torch = torch
         if self._num_untraced:
-            self._begin_s = self._time()
+            self._wait()
+            self._end_untraced_step()
         else:
             self._trace()
         return self
 
-    def _time(self) -> float:
-        """Seconds, when GPUs have done all."""
+    def _wait(self) -> None:
         if self._torch.cuda.is_initialized():
             self._torch.cuda.synchronize()
-        return time.perf_counter()
+
+    def _end_untraced_step(self) -> None:
+        """Keeps when a step ends: on the GPU where there is one, since the host may be steps ahead of it."""
+        cuda = self._torch.cuda
+        end: Any = time.perf_counter()
+        if cuda.is_initialized():
+            end = cuda.Event(enable_timing=True)
+            end.record()
+        self._step_ends.append(end)
 
     def _trace(self) -> None:
         torch = self._torch
@@ -121,8 +133,10 @@ class Recording:
         """One step is over, and the next one begins."""
         self._num_steps += 1
         if self._profiler is None:
+            self._end_untraced_step()
             if self._num_steps == self._num_untraced:
-                self._untraced_us = (self._time() - self._begin_s) * 1e6 / self._num_untraced
+                self._wait()
+                self._untraced_us = _median_step_us(self._step_ends)
                 self._num_steps = 0
                 self._trace()
             return
@@ -180,6 +194,17 @@ class Recording:
             "tensors": self._tensors.uses,
             "memory": {name: value - self._memory.get(name, 0) for name, value in after.items()},
         }
+
+
+def _median_step_us(ends: Sequence[Any]) -> float:
+    """The usual time between two ends of steps, which a hiccup in one of them does not lengthen; 0 where there is none."""
+    lengths = []
+    for begin, end in pairwise(ends):
+        if isinstance(begin, float) and isinstance(end, float):
+            lengths.append((end - begin) * 1e6)
+        elif not isinstance(begin, float):  # else the step has begun to use the GPU
+            lengths.append(begin.elapsed_time(end) * 1e3)
+    return median(lengths) if lengths else 0.0
 
 
 def _with_sync_events(torch: Any) -> Any:

@@ -12,7 +12,7 @@ from crossfade.profile.doctor.causes.batches import batches_in_sequence
 from crossfade.profile.doctor.causes.queues import held_by_a_queue
 from crossfade.profile.doctor.changes import (
     beside_their_callers,
-    merged_into_firsts,
+    sent_as_one,
     without_contention,
     without_lateness,
     without_order,
@@ -20,7 +20,7 @@ from crossfade.profile.doctor.changes import (
 from crossfade.profile.doctor.losses import Reason
 from crossfade.profile.doctor.program import NOBODY
 from crossfade.profile.doctor.view import Cause, Finding, View, share
-from crossfade.profile.traces.events import ActivityKind
+from crossfade.profile.traces.events import ActivityKind, Call
 
 _LATE_US = 8.0
 _SMALL_BYTES = 1 << 20
@@ -95,8 +95,11 @@ def is_of_backward(view: View, number: int) -> bool:
     work = view.program.works[number]
     if work.call == NOBODY:
         return False
-    call = view.traced.calls[work.call]
-    around = view.traced.traces[work.rank].operators.around(call.thread, call.start_us)
+    return _is_in_backward(view, work.rank, view.traced.calls[work.call])
+
+
+def _is_in_backward(view: View, rank: int, call: Call) -> bool:
+    around = view.traced.traces[rank].operators.around(call.thread, call.start_us)
     return any("autograd::engine" in scope.name for scope in around)
 
 
@@ -110,7 +113,9 @@ def _is_blocking(view: View, number: int) -> bool:
         return True
     waited = waits.waited_at.get(activity)
     if waited is None or waited.thread != view.traced.calls[work.call].thread:
-        return False  # another thread waits where the backward pass ends, as DDP does
+        return False  # another thread waits where the backward pass ends
+    if is_of_backward(view, number) and not _is_in_backward(view, work.rank, waited):
+        return False  # so does the autograd engine's own, for DDP
     later = work.call + 1
     while later < len(view.program.calls) and view.traced.calls[later] is not waited:
         if view.program.calls[later].rank != work.rank:
@@ -150,11 +155,14 @@ def _after_next_collective(view: View, numbers: Sequence[int]) -> dict[int, int]
 
 
 def communicator_order(view: View) -> Iterator[Finding]:
-    """Collectives that wait for another one of their communicator, of another size or kind."""
+    """Collectives that wait for another one of their communicator, of another size or kind.
+
+    On the stream of their caller they wait for all that is before them there, whatever its communicator: `blocking` says that.
+    """
     found = []
     for number in view.collectives():
         before = view.program.before_on_lane[number]
-        if view.traced.held_by[number] != "lane" or before == NOBODY:
+        if view.traced.held_by[number] != "lane" or before == NOBODY or not _is_on_own_stream(view, number):
             continue
         is_other = view.name_of(number) != view.name_of(before)
         if view.program.works[before].kind is ActivityKind.COMMUNICATION and is_other:
@@ -179,6 +187,12 @@ def communicator_order(view: View) -> Iterator[Finding]:
         view.work_marks([*found, *(view.program.before_on_lane[n] for n in found)], "one after the other"),
         partial(without_order, works=found),
     )
+
+
+def _is_on_own_stream(view: View, number: int) -> bool:
+    """Whether a collective runs on its communicator's stream; where the trace does not say, it does."""
+    waits = view.traced.waits[view.program.works[number].rank]
+    return waits.is_on_own_stream.get(view.traced.activities[number], True)
 
 
 def sms_full(view: View) -> Iterator[Finding]:
@@ -243,7 +257,7 @@ def small_messages(view: View) -> Iterator[Finding]:
         "send them as one: flatten into one tensor, or coalesce",
         "with dist._coalescing_manager(group, async_ops=True):\n    for x in tensors:\n        dist.all_reduce(x, group=group)",
         view.work_marks([number for numbers in groups for number in numbers], "small"),
-        partial(merged_into_firsts, groups=groups, saved_us=min(amounts) * 0.9),
+        partial(sent_as_one, groups=groups, saved_us=min(amounts) * 0.9),
     )
 
 

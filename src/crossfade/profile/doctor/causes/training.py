@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -18,6 +18,8 @@ from crossfade.profile.traces.roles import Role
 
 _LARGE_BUCKET_BYTES = 40 << 20  # torch's own are 25 MB
 _NUM_PIECES = 8
+_COPIES = ("torch::distributed::reducer::", "torch.distributed.ddp.reducer::")  # where DDP copies gradients
+_COPY_BACK = "copy_bucket_to_grad"
 _INTEGERS = {"int", "int32", "long", "int64"}
 
 
@@ -133,16 +135,25 @@ def two_backwards(view: View) -> Iterator[Finding]:
     if not _has_ddp(view):
         return
     found: list[int] = []
+    copies: list[int] = []
     most = 0
     for rank in range(view.program.num_ranks):
-        for passes in _passes(view, rank):
+        of_steps = _passes(view, rank)
+        of_rank: list[int] = []
+        for passes in of_steps:
             last = Counter(_message(view, number) for number in passes[-1])
             earlier = [one for one in passes[:-1] if Counter(_message(view, number) for number in one) == last]
-            found += [number for one in earlier for number in one]
+            of_rank += [number for one in earlier for number in one]
             most = max(most, 1 + len(earlier))
+        found += of_rank
+        copies += _bucket_copies(view, rank, [one for passes in of_steps for one in passes], of_rank)
     if not found:
         return
     megabytes = view.a_step(sum(message_bytes(view, number) for number in found))
+
+    def change(program: Program) -> Program:
+        return without_collectives(with_scaled_work(program, dict.fromkeys(copies, 0.1)), found)
+
     yield Finding(
         Cause.TWO_BACKWARDS,
         f"DDP sums all gradients in each of {most} backward passes of a step",
@@ -153,8 +164,44 @@ def two_backwards(view: View) -> Iterator[Finding]:
         " once",
         "with model.no_sync():\n    model(first).sum().backward()\nmodel(last).sum().backward()     # this one sums",
         view.work_marks(found, "summed again later"),
-        partial(without_collectives, works=found),
+        change,
     )
+
+
+def _bucket_copies(view: View, rank: int, passes: Sequence[Sequence[int]], sums: Sequence[int]) -> list[int]:
+    """What copies gradients into buckets and back, for the passes that have these sums.
+
+    A copy into a bucket is launched no later than the last sum of its pass, a copy back behind all of them.
+    """
+    if not sums:
+        return []
+    unwanted = set(sums)
+    calls = {number: view.traced.calls[view.program.works[number].call].start_us for one in passes for number in one}
+    ordered = sorted(passes, key=lambda one: calls[one[0]])
+    is_unwanted = [not unwanted.isdisjoint(one) for one in ordered]
+    starts, ends = [calls[one[0]] for one in ordered], [calls[one[-1]] for one in ordered]
+    scopes = [scope for name in _COPIES for scope in view.traced.traces[rank].operators.named(name)]
+    into, back = (
+        merged((scope.start_us, scope.end_us) for scope in scopes if (_COPY_BACK in scope.name) is is_back)
+        for is_back in (False, True)
+    )
+    found = []
+    for number, works in enumerate(view.launched):
+        if view.program.calls[number].rank == rank and works:
+            time = view.traced.calls[number].start_us
+            place = len(ordered)
+            if _is_inside(into, time):
+                place = bisect_left(ends, time)
+            elif _is_inside(back, time):
+                place = bisect_right(starts, time) - 1
+            if 0 <= place < len(ordered) and is_unwanted[place]:
+                found += works
+    return found
+
+
+def _is_inside(spans: Sequence[tuple[float, float]], time: float) -> bool:
+    place = bisect_right(spans, (time, float("inf"))) - 1
+    return place >= 0 and time <= spans[place][1]
 
 
 def _has_ddp(view: View) -> bool:
@@ -178,15 +225,13 @@ def _passes(view: View, rank: int) -> list[list[list[int]]]:
     What computes between two collectives and is not launched by the backward pass parts two passes.
     """
     spans = backward_spans(view, rank)
-    starts = [start for start, _ in spans]
     outside: list[float] = []
     for number, works in enumerate(view.launched):
         if view.program.calls[number].rank == rank and any(
             view.program.works[work].kind is ActivityKind.COMPUTE for work in works
         ):
             time = view.traced.calls[number].start_us
-            place = bisect_right(starts, time) - 1
-            if place < 0 or spans[place][1] < time:
+            if not _is_inside(spans, time):
                 outside.append(time)
     sums = [n for n in view.collectives() if view.program.works[n].rank == rank and is_of_backward(view, n)]
     times = {number: view.traced.calls[view.program.works[number].call].start_us for number in sums}

@@ -1,0 +1,64 @@
+"""What the judge of the planted programs counts, and what it sets aside."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.doctor import judge
+from tests.helpers.gpu_traces import Machine, Rank
+
+WIDE, NARROW = [0.02, 0.04, 0.055, 0.07, 0.09], [0.049, 0.06, 0.06, 0.061, 0.07]
+
+
+def launch_bound(rank: Rank) -> None:
+    for _ in range(6):
+        for _ in range(40):
+            rank.python(20)
+            rank.kernel(9, "small", 8)
+        rank.kernel(60, "optimizer")
+
+
+def judged(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **result: object) -> str:
+    (trace,) = Machine(launch_bound).save(folder)
+    for side in ("cause", "fixed"):
+        (folder / f"planted-0-{side}-0.json.gz").write_bytes(gzip.compress(trace.read_bytes()))
+    line = json.dumps({"name": "planted", "seed": 0, "gain": 0.055, **result})
+    (folder / "results.jsonl").write_text(line + "\n")
+    monkeypatch.setattr(sys, "argv", ["judge", str(folder)])
+    judge.main()
+    return capsys.readouterr().out
+
+
+def test_a_right_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    out = judged(tmp_path, monkeypatch, capsys, cause="launch_bound", gains=NARROW)
+    assert "right first cause: 1 of 1" in out
+    assert "does: 0" in out
+    assert "1 of 1 traces" in out, "its fixed side is the same program here"
+
+
+def test_a_gain_that_the_rounds_do_not_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = judged(tmp_path, monkeypatch, capsys, cause="launch_bound", gains=WIDE)
+    assert "right first cause: 0 of 0" in out
+    assert "does: 1" in out
+
+
+def test_another_cause_is_wrong_there_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = judged(tmp_path, monkeypatch, capsys, cause="allocator", gains=WIDE)
+    assert "right first cause: 0 of 1" in out
+    assert "does: 0" in out
+
+
+def test_a_program_without_a_cause_is_never_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = judged(tmp_path, monkeypatch, capsys, cause="", gains=WIDE)
+    assert "2 of 2 traces" in out
