@@ -71,6 +71,20 @@ def check_names(given: Iterable[str], known: Sequence[str], ignored: Iterable[st
         raise TypeError(f"unknown {what} {name!r}\nhint: {meant}")
 
 
+def module_names(preload: str | Sequence[str]) -> tuple[str, ...]:
+    """One name of a module or several, as a tuple. Refuses what is none: no string (TypeError), or no name (ValueError)."""
+    hint = "hint: it takes names of modules, such as 'torch', or ('torch', 'transformers')"
+    if not isinstance(preload, Sequence):
+        raise TypeError(f"preload is {preload!r}\n{hint}")
+    names = (preload,) if isinstance(preload, str) else tuple(preload)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"preload has {name!r}\n{hint}")
+        if not all(map(str.isidentifier, name.split("."))):
+            raise ValueError(f"preload has {name!r}\n{hint}")
+    return names
+
+
 def check_timeout(timeout: object, name: str = "timeout") -> float | None:
     """A time limit as a float. Refuses what is none: neither a number nor None (TypeError), below 0, or NaN (ValueError)."""
     seconds = seconds_of(timeout, name)
