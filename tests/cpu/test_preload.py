@@ -47,7 +47,7 @@ class Facts:
             "folder": os.getcwd(),
             "environment": dict(os.environ),
             "flags": str(sys.flags),
-            "streams": [(s.fileno(), s.encoding, s.write_through, s.isatty()) for s in (sys.stdout, sys.stderr)],
+            "streams": [(s.fileno(), s.encoding, vars(s), str(s), s.isatty()) for s in (sys.stdout, sys.stderr)],
             "stdin": os.readlink("/proc/self/fd/0"),
             "files": sorted(files),
             "inheritable": [fd for fd in range(3, 64) if _is_inheritable(fd)],
@@ -353,7 +353,7 @@ def test_a_module_that_cannot_be_preloaded_is_named(folder: Path, source: str, w
         with pytest.raises(crossfade.ActorStartError, match=f"bad_to_import cannot be preloaded: .*{words}") as caught:
             Actor.options(name="x").remote()
         assert caught.value.actor == "x"
-        assert "preload" in caught.value.hint
+        assert "preload" in str(caught.value.hint)
         (folder / "bad_to_import.py").write_text("good = 1\n")
         assert "bad_to_import" in _ask("modules")
 
