@@ -427,6 +427,14 @@ def test_the_inline_engine_has_this_processs_modules() -> None:
     assert not forked._Templates.by_modules
 
 
+def test_the_environment_may_name_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CROSSFADE_PRELOAD", f"{MODULE}, wave")
+    assert {MODULE, "wave"} <= _ask("modules")
+    crossfade.shutdown()
+    with _session():
+        assert MODULE not in _ask("modules")
+
+
 @pytest.mark.parametrize(
     ("names", "error"), [((1,), TypeError), (1, TypeError), ("", ValueError), (("a b",), ValueError)]
 )

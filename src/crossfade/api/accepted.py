@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterable, Sequence
 from numbers import Real
@@ -71,8 +72,12 @@ def check_names(given: Iterable[str], known: Sequence[str], ignored: Iterable[st
         raise TypeError(f"unknown {what} {name!r}\nhint: {meant}")
 
 
-def module_names(preload: str | Sequence[str]) -> tuple[str, ...]:
-    """One name of a module or several, as a tuple. Refuses what is none: no string (TypeError), or no name (ValueError)."""
+def module_names(preload: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Names of modules to preload; for None those in the environment. Refuses what is none: no string (TypeError), or no name
+    (ValueError).
+    """
+    if preload is None:
+        preload = [name.strip() for name in os.environ.get("CROSSFADE_PRELOAD", "").split(",") if name.strip()]
     hint = "hint: it takes names of modules, such as 'torch', or ('torch', 'transformers')"
     if not isinstance(preload, Sequence):
         raise TypeError(f"preload is {preload!r}\n{hint}")

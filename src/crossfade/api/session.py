@@ -182,7 +182,7 @@ def init(
     num_gpus: float | None = None,
     resources: Mapping[str, float] | None = None,
     log_to_driver: bool = True,
-    preload: str | Sequence[str] = (),
+    preload: str | Sequence[str] | None = None,
     ignore_reinit_error: bool = False,
     **ignored: Any,
 ) -> Session:
@@ -203,7 +203,8 @@ def init(
             stdout and stderr.
         preload: names of modules, such as ``torch``. Actors are forked from a process that has imported them, instead of being new
             interpreters that import them one by one. That process stays until the program ends, for its later sessions as well.
-            Only ``local`` does this: to ``inline`` this process's modules are there, and Ray's workers are started by Ray.
+            Only ``local`` does this: ``inline`` has this process's modules, and Ray starts its workers itself. By default what the
+            environment variable ``CROSSFADE_PRELOAD`` says, names with commas between them.
         ignore_reinit_error: return the running session instead of raising.
         **ignored: options of Ray's, such as ``namespace`` and ``logging_level``, which decide nothing but where Ray is started.
 
