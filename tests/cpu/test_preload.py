@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 import threading
@@ -14,8 +15,9 @@ from typing import Any
 import pytest
 
 import crossfade
-from crossfade.engines import forked
+from crossfade.engines import forked, template
 from crossfade.host.processes import await_end, open_pidfd
+from tests.helpers.counts import num
 from tests.helpers.graphs import kept_session, session_of
 from tests.helpers.programs import output_of, started
 
@@ -39,7 +41,7 @@ class Facts:
             with suppress(OSError):
                 files.append(re.sub(r"\d+", "N", os.readlink(f"/proc/self/fd/{fd}")))
         with open("/proc/self/status") as status:
-            names = ("Umask", "Sig", "Shd", "Threads", "NoNewPrivs", "Cpus_allowed")
+            names = ("Umask", "SigBlk", "SigIgn", "SigCgt", "Threads", "NoNewPrivs", "Cpus_allowed")
             lines = [line for line in status if line.startswith(names)]
         return {
             "argv": sys.argv,
@@ -65,12 +67,15 @@ class Facts:
     def pid(self) -> int:
         return os.getpid()
 
-    def random(self) -> tuple[float, float]:
-        import random
-
+    def numbers(self) -> tuple[float, float]:
         import numpy as np
 
         return random.random(), float(np.random.rand())
+
+    def product(self) -> float:
+        import numpy as np
+
+        return float((np.ones((100, 300)) @ np.ones((300, 100)))[:, 0].sum())
 
     def variable(self, name: str) -> str | None:
         return os.environ.get(name)
@@ -162,7 +167,7 @@ def test_an_actor_is_as_from_a_new_interpreter() -> None:
 
 def test_each_actor_has_its_own_random_numbers() -> None:
     with _session("numpy", "random"):
-        first, second = _ask("random"), _ask("random")
+        first, second = _ask("numbers"), _ask("numbers")
     assert len({*first, *second}) == 4
 
 
@@ -356,6 +361,45 @@ def test_a_module_that_cannot_be_preloaded_is_named(folder: Path, source: str, w
         assert "preload" in str(caught.value.hint)
         (folder / "bad_to_import.py").write_text("good = 1\n")
         assert "bad_to_import" in _ask("modules")
+
+
+def test_a_module_that_opens_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template, "_GPUS", "/dev/null")
+    monkeypatch.setattr(template, "_num_threads", lambda: 1)
+    with open("/dev/null"):
+        assert template._preload([MODULE]) == (
+            f"{MODULE} cannot be preloaded: its import opened a GPU, which no actor could use",
+            "leave it out of preload: actors import it when they need it",
+        )
+
+
+def test_a_library_whose_threads_end_at_a_fork_is_preloaded() -> None:
+    """numpy's OpenBLAS, whose products work on both sides."""
+    with _session("numpy"):
+        assert _ask("product") == 100.0 * 300
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(num(8, 200)))
+def test_a_template_that_is_killed_at_any_moment(seed: int) -> None:
+    chooser = random.Random(seed)
+    with _session(MODULE):
+        killer = threading.Timer(chooser.random() * 0.6, lambda: os.kill(_template_pid(), signal.SIGKILL))
+        killer.start()
+        actors = []
+        while killer.is_alive() or len(actors) < 3:
+            try:
+                actors.append(Actor.remote())
+            except crossfade.ActorStartError as error:
+                assert "has ended: it was killed by SIGKILL" in str(error)  # noqa: PT017
+            if len(actors) > 3:
+                crossfade.kill(actors.pop(0))
+        pids = crossfade.get([actor.pid.remote() for actor in actors], timeout=LIMIT_S)
+        os.kill(pids[0], signal.SIGKILL)
+        with pytest.raises(crossfade.ActorDiedError):
+            actors[0].pid.remote().get(timeout=LIMIT_S)
+    for pid in pids:
+        _await_no_process(pid)
 
 
 _PROGRAM = f"""
