@@ -386,7 +386,7 @@ def test_a_template_that_is_killed_at_any_moment(seed: int) -> None:
     with _session(MODULE):
         killer = threading.Timer(chooser.random() * 0.6, lambda: os.kill(_template_pid(), signal.SIGKILL))
         killer.start()
-        actors = []
+        actors: list[Any] = []
         while killer.is_alive() or len(actors) < 3:
             try:
                 actors.append(Actor.remote())
