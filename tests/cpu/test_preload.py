@@ -20,6 +20,7 @@ from crossfade.host.processes import await_end, open_pidfd
 from tests.helpers.counts import num
 from tests.helpers.graphs import kept_session, session_of
 from tests.helpers.programs import output_of, started
+from tests.helpers.sessions import TORCH
 
 LIMIT_S = 30.0
 MODULE = "colorsys"  # which nothing else imports
@@ -67,10 +68,14 @@ class Facts:
     def pid(self) -> int:
         return os.getpid()
 
-    def numbers(self) -> tuple[float, float]:
+    def numbers(self) -> set[float]:
+        import importlib
+        import random
+
         import numpy as np
 
-        return random.random(), float(np.random.rand())
+        numbers = {random.random(), float(np.random.rand())}
+        return numbers | {float(importlib.import_module(name).rand(1)) for name in TORCH}
 
     def product(self) -> float:
         import numpy as np
@@ -166,9 +171,9 @@ def test_an_actor_is_as_from_a_new_interpreter() -> None:
 
 
 def test_each_actor_has_its_own_random_numbers() -> None:
-    with _session("numpy", "random"):
+    with _session("numpy", "random", *TORCH):
         first, second = _ask("numbers"), _ask("numbers")
-    assert len({*first, *second}) == 4
+    assert len(first | second) == 2 * (2 + len(TORCH))
 
 
 @pytest.mark.parametrize(

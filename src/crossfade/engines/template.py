@@ -51,8 +51,7 @@ def main(requests_fd: int, driver_pidfd: int, *modules: str) -> None:
     spin_us, fds = _Template(socket.socket(fileno=requests_fd), driver_pidfd, refusal).serve()
     signal.signal(signal.SIGCHLD, on_child)
     importlib.invalidate_caches()
-    if (numpy_random := sys.modules.get("numpy.random")) is not None:
-        numpy_random.seed()  # the module ``random`` does so by itself
+    _seed()
     serving.exit_with(serving.serve(fds, spin_us))
 
 
@@ -74,6 +73,14 @@ def _preload(modules: Sequence[str]) -> tuple[str, str]:
         if _has_gpus():
             return f"{module} cannot be preloaded: its import opened a GPU, which no actor could use", _INSTEAD
     return "", ""
+
+
+def _seed() -> None:
+    """Random numbers that no other actor has, where a new interpreter would have such. The module ``random`` does so by itself."""
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.seed()
 
 
 def _num_threads() -> int:
