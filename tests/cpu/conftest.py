@@ -13,7 +13,7 @@ import pytest
 import crossfade
 from crossfade.api.session import require
 from tests.helpers.late_driver import LateDriver
-from tests.helpers.sessions import opened
+from tests.helpers.sessions import TORCH, opened
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -69,7 +69,7 @@ def group(world: None) -> Iterator[Any]:
     group.close()
 
 
-session = opened("module", num_gpus=16)
+session = opened("module", num_gpus=16, preload=TORCH)
 """One that claims GPUs, for all tests of a file."""
 
 

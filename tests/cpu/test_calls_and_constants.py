@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,16 @@ import pytest
 import crossfade
 from crossfade.channels.values.codec import dump_in_band, hint_for_pickling
 from crossfade.host.memory import PAGE_BYTES
+from tests.helpers.sessions import TORCH
 
 LOCK = threading.Lock()
+
+
+@pytest.fixture(params=["inline", "local"])
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    crossfade.init(engine=request.param, preload=TORCH)
+    yield request.param
+    crossfade.shutdown()
 
 
 class Keeper:

@@ -20,6 +20,7 @@ from crossfade.experimental.channel import CPUCommunicator
 from crossfade.experimental.channel.torch_tensor_type import TorchTensorType
 from tests.helpers.fifo_communicator import FifoCommunicator, Worker, helper_travels_by_value
 from tests.helpers.kept_actors import ENGINES, Kept, crew_of, open_crews
+from tests.helpers.sessions import TORCH
 
 torch = pytest.importorskip("torch")
 
@@ -34,7 +35,7 @@ Crew = tuple[Any, Any, Any]
 
 @pytest.fixture(scope="module")
 def kept(helper_travels_by_value: None) -> Iterator[dict[str, Kept]]:
-    yield from open_crews(ENGINES, lambda: tuple(Remote.remote() for _ in range(3)))
+    yield from open_crews({**ENGINES, "local": {"preload": TORCH}}, lambda: tuple(Remote.remote() for _ in range(3)))
 
 
 @pytest.fixture(params=ENGINES)

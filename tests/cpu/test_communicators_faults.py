@@ -15,12 +15,15 @@ import pytest
 import crossfade
 from crossfade.collective import allgather, allreduce, broadcast
 from tests.helpers.fifo_communicator import FifoCommunicator, Worker, helper_travels_by_value
+from tests.helpers.sessions import TORCH, opened
 
 torch = pytest.importorskip("torch")
 
 __all__ = ["helper_travels_by_value"]
 
 Remote = crossfade.remote(Worker)
+
+local = opened(preload=TORCH)
 
 
 def workers(num: int) -> list[Any]:

@@ -13,6 +13,7 @@ import crossfade  # noqa: E402
 from crossfade.channels.values.tensors import bring_to_host  # noqa: E402
 from crossfade.collective import allgather, allreduce, broadcast  # noqa: E402
 from crossfade.device.borrowed import storages_hold  # noqa: E402
+from tests.helpers.sessions import TORCH  # noqa: E402
 
 
 class Odd:
@@ -40,7 +41,7 @@ class Odd:
 
 @pytest.fixture(scope="module")
 def actors() -> Iterator[list[Any]]:
-    crossfade.init()
+    crossfade.init(preload=TORCH)
     yield [crossfade.remote(Odd).remote() for _ in range(2)]
     crossfade.shutdown()
 

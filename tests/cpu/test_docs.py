@@ -13,6 +13,7 @@ import pytest
 
 import crossfade
 from tests.helpers.programs import environment, python
+from tests.helpers.sessions import TORCH
 from tests.helpers.two_at_a_time import Ran, two_at_a_time
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,9 +71,8 @@ def test_pages_have_programs() -> None:
 def run(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
     script = folder / f"{Path(name).stem}.py"
     script.write_text(PROGRAMS[name][0], encoding="utf-8")
-    return python(
-        str(script), cwd=folder, env=environment(PYTHONPATH=str(ROOT / "src")), encoding="utf-8", timeout_s=LIMIT_S
-    )
+    variables = environment(PYTHONPATH=str(ROOT / "src"), CROSSFADE_PRELOAD=",".join(TORCH))
+    return python(str(script), cwd=folder, env=variables, encoding="utf-8", timeout_s=LIMIT_S)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.programs import environment, python
+from tests.helpers.sessions import TORCH
 from tests.helpers.two_at_a_time import Ran, two_at_a_time
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,6 +25,8 @@ pytestmark = pytest.mark.timeout(LIMIT_S + 20)
 
 
 TEXT = "text.bin"
+PRELOADING = ("heterogeneous_graph.py", "pipeline_training.py", "tensor_parallel_inference.py")
+"""Examples with several actors that use torch; those of the others are new interpreters."""
 PIPELINES = {"shm": (TEXT,), "inline": ("--engine=inline",), "gloo": ("--transport=gloo", TEXT)}
 PIPELINE = "pipeline_inference.py"
 REFUSED = {
@@ -56,6 +59,8 @@ def run(example: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess
     write_text(cwd)
     launcher = TORCHRUN if example.startswith("torchrun") else ()
     variables = environment(PYTHONPATH=str(ROOT / "src"), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    if example in PRELOADING:
+        variables["CROSSFADE_PRELOAD"] = ",".join(TORCH)
     command = (*launcher, str(EXAMPLES / example), *arguments)
     return python(*command, cwd=cwd, env=variables, encoding="utf-8", timeout_s=LIMIT_S)
 

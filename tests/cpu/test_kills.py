@@ -20,6 +20,12 @@ def test_a_killed_process_is_named_and_nothing_stays(seed: int) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("seed", range(2000, num(2004, 2100)))
+def test_a_killed_process_is_named_and_nothing_stays_where_actors_are_forked(seed: int) -> None:
+    kill_once(seed, preload=("numpy",))
+
+
+@pytest.mark.soak
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="gloo is torch's")
 @pytest.mark.parametrize("seed", range(1000, num(1001, 1030)))
 def test_a_killed_process_is_named_and_nothing_stays_over_gloo(seed: int) -> None:

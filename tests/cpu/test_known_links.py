@@ -16,6 +16,7 @@ from crossfade.api import session as sessions  # noqa: E402
 from crossfade.collective import allreduce  # noqa: E402
 from crossfade.device import capabilities  # noqa: E402
 from crossfade.topology import Device, Link, LinkKind, Topology, save_topology  # noqa: E402
+from tests.helpers.sessions import TORCH  # noqa: E402
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -61,7 +62,7 @@ class Worker:
 
 @pytest.fixture(scope="module")
 def actors() -> Iterator[list[Any]]:
-    crossfade.init(num_gpus=2)
+    crossfade.init(num_gpus=2, preload=TORCH)
     yield [crossfade.remote(Worker).options(num_gpus=1).remote() for _ in range(2)]
     crossfade.shutdown()
 

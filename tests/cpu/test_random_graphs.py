@@ -20,6 +20,7 @@ from tests.helpers.graphs import (
     graph_draws,
     open_benches,
 )
+from tests.helpers.sessions import TORCH
 
 pytestmark = pytest.mark.timeout(num(600, 3600))
 
@@ -51,7 +52,7 @@ def tensor_benches() -> Iterator[Benches]:
     pytest.importorskip("torch")
     from tests.helpers.tensor_workers import TensorWorker
 
-    inline, local = Bench("inline", TensorWorker), Bench("local", TensorWorker)
+    inline, local = Bench("inline", TensorWorker), Bench("local", TensorWorker, preload=TORCH)
     yield inline, local
     inline.session.close()
     local.session.close()

@@ -30,7 +30,7 @@ from tests.helpers.graphs import (  # noqa: E402
     check_engines_agree,
     graph_draws,
 )
-from tests.helpers.sessions import opened  # noqa: E402
+from tests.helpers.sessions import TORCH, opened  # noqa: E402
 from tests.helpers.tensor_workers import TensorWorker  # noqa: E402
 
 LINK_GBS = 0.04
@@ -100,7 +100,7 @@ def benches() -> Iterator[Benches]:
     with pytest.MonkeyPatch.context() as patch:  # the inline engine's actors live in this process
         for name in ("_RULES", "Turns"):
             patch.setattr(device_turns, name, getattr(device_turns, name))
-        inline, local = Bench("inline", TurnWorker), Bench("local", TurnWorker)
+        inline, local = Bench("inline", TurnWorker), Bench("local", TurnWorker, preload=TORCH)
         yield inline, local
         inline.session.close()
         local.session.close()
@@ -126,7 +126,7 @@ def test_two_random_graphs_on_the_same_actors(benches: Benches, one: GraphDraw, 
     check_engines_agree(benches, [one, other])
 
 
-session = opened("module")
+session = opened("module", preload=TORCH)
 
 
 Remote: Any = crossfade.remote(TurnWorker)

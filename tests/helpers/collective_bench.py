@@ -14,6 +14,7 @@ from crossfade.api import session as sessions
 from crossfade.types import Transport
 from tests.helpers.collective_makers import NUM_ACTORS, Maker
 from tests.helpers.graphs import session_of
+from tests.helpers.sessions import TORCH
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Bench:
     @classmethod
     @contextmanager
     def open(cls, engine: str) -> Iterator[Bench]:
-        session = sessions.Session(sessions._make_engine(engine, 60.0))
+        session = sessions.Session(sessions._make_engine(engine, 60.0, preload=TORCH))
         with session_of(session):
             actors = [crossfade.remote(Maker).remote(rank) for rank in range(NUM_ACTORS)]
         try:

@@ -117,7 +117,7 @@ def kept_session(**options: Any) -> Iterator[sessions.Session]:
 
 class Bench:
     """A session with actors, on one engine. ``booked`` is what each actor books, such as ``num_gpus=1``, and ``totals`` what the
-    session has of it; ``transport`` is asked of every node in place of what was drawn.
+    session has of it; ``transport`` is asked of every node in place of what was drawn; processes ``preload`` modules.
     """
 
     def __init__(
@@ -127,10 +127,11 @@ class Bench:
         args: Sequence[Any] = (),
         booked: Mapping[str, float] | None = None,
         transport: str | None = None,
+        preload: tuple[str, ...] = (),
     ) -> None:
         self._transport = transport
         totals = {name: amount * NUM_ACTORS for name, amount in (booked or {}).items()}
-        self.session = sessions.Session(sessions._make_engine(engine, 60.0), totals)
+        self.session = sessions.Session(sessions._make_engine(engine, 60.0, preload=preload), totals)
         with session_of(self.session):
             self.actors = [crossfade.remote(**(booked or {}))(cls).remote(*args) for _ in range(NUM_ACTORS)]
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -93,10 +93,12 @@ def build(cls: Any, transport: str) -> tuple[dict[str, Any], dict[str, list[str]
 
 
 def main() -> None:
-    seed, transport = int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "auto"
+    transport, *preload = sys.argv[2:]
+    seed = int(sys.argv[1])
     is_over = threading.Event()
     if transport == "gloo":
         import torch  # noqa: F401  (reading the first tensor would, and take longer than an error may)
+    crossfade.init(preload=preload)
     try:
         graphs, actors_of, _ = build(crossfade.remote(Worker), transport)
     except crossfade.ActorError as error:
@@ -126,9 +128,9 @@ _START_S = 60.0
 
 
 class _Program:
-    def __init__(self, seed: int, transport: str) -> None:
+    def __init__(self, seed: int, transport: str, preload: Sequence[str]) -> None:
         self.mark = uuid.uuid4().hex
-        command = [sys.executable, "-m", "tests.helpers.kills", str(seed), transport]
+        command = [sys.executable, "-m", "tests.helpers.kills", str(seed), transport, *preload]
         env = {**os.environ, _MARK: self.mark, "OMP_NUM_THREADS": "1"}
         self.popen = subprocess.Popen(
             command, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -185,8 +187,8 @@ class _Program:
 
 
 @contextmanager
-def _started(seed: int, transport: str) -> Iterator[_Program]:
-    program = _Program(seed, transport)
+def _started(seed: int, transport: str, preload: Sequence[str]) -> Iterator[_Program]:
+    program = _Program(seed, transport, preload)
     try:
         yield program
     except BaseException:
@@ -197,7 +199,7 @@ def _started(seed: int, transport: str) -> Iterator[_Program]:
         program.close()
 
 
-def kill_once(seed: int, *, transport: str = "auto") -> str:
+def kill_once(seed: int, *, transport: str = "auto", preload: Sequence[str] = ()) -> str:
     """One run: starts the program, kills one of its processes, checks what the design promises (CH-3).
 
     Every blocked and later get raises within a second an error that names the dead actor; graphs without it go on; nothing is
@@ -205,7 +207,7 @@ def kill_once(seed: int, *, transport: str = "auto") -> str:
     """
     chooser = random.Random(seed)
     before = shared_names()
-    with _started(seed, transport) as program:
+    with _started(seed, transport, preload) as program:
         victim, pid = _choose_victim(program, chooser)
         killed_at = calm_s()
         os.kill(pid, signal.SIGKILL)

@@ -8,12 +8,14 @@ exits with 77 where the system does not allow namespaces.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -94,15 +96,20 @@ def _cut(host: int) -> dict[str, Any]:
 
 
 def _run_host(program: str, host: int, num_ranks: int) -> dict[int, Any]:
-    """Runs this host's ranks, each in a process of its own."""
+    """Runs this host's ranks, each in a process of its own, which is forked off this one, so that torch is imported once."""
     configure(host)
+    for module in ("p2p_backend_cases", "p2p_cases", "ranks"):
+        import_module(f"tests.helpers.{module}")
     own = [rank for rank in range(num_ranks) if rank * 2 // num_ranks == host]
-    command = [sys.executable, "-m", "tests.helpers.two_hosts", program, str(num_ranks)]
+    process_of = multiprocessing.get_context("fork").Process
     with tempfile.TemporaryDirectory() as folder:
         files = {rank: os.path.join(folder, str(rank)) for rank in own}
-        ranks = [subprocess.Popen([*command, "rank", str(rank), str(host), file]) for rank, file in files.items()]
+        args = [(program, num_ranks, "rank", str(rank), str(host), file) for rank, file in files.items()]
+        ranks = [process_of(target=main, args=each) for each in args]
         for each in ranks:
-            each.wait(LIMIT_S)
+            each.start()
+        for each in ranks:
+            each.join(LIMIT_S)
         return {rank: _load(file) for rank, file in files.items()}
 
 

@@ -67,6 +67,7 @@ NAMES_FOUND_AT_RUN_TIME = {
     "crossfade.peers.__init__": "likewise",
     "crossfade.not_here": "a facade's submodules, by the name that was looked for",
     "crossfade.cli.target": "the user's module",
+    "crossfade.engines.template": "the modules that the user preloads",
 }
 """The modules that may import by a name that is no literal, and what."""
 

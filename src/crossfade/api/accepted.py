@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterable, Sequence
 from numbers import Real
@@ -69,6 +70,24 @@ def check_names(given: Iterable[str], known: Sequence[str], ignored: Iterable[st
             continue
         meant = INSTEAD.get(name) or nearest(name, known) or f"one of {', '.join(known)}"
         raise TypeError(f"unknown {what} {name!r}\nhint: {meant}")
+
+
+def module_names(preload: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Names of modules to preload; for None those in the environment. Refuses what is none: no string (TypeError), or no name
+    (ValueError).
+    """
+    if preload is None:
+        preload = [name.strip() for name in os.environ.get("CROSSFADE_PRELOAD", "").split(",") if name.strip()]
+    hint = "hint: it takes names of modules, such as 'torch', or ('torch', 'transformers')"
+    if not isinstance(preload, Sequence):
+        raise TypeError(f"preload is {preload!r}\n{hint}")
+    names = (preload,) if isinstance(preload, str) else tuple(preload)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"preload has {name!r}\n{hint}")
+        if not all(map(str.isidentifier, name.split("."))):
+            raise ValueError(f"preload has {name!r}\n{hint}")
+    return names
 
 
 def check_timeout(timeout: object, name: str = "timeout") -> float | None:

@@ -11,12 +11,12 @@ import threading
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from numbers import Real
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from crossfade.api.accepted import RAY_INIT_OPTIONS, check_names
+from crossfade.api.accepted import RAY_INIT_OPTIONS, check_names, module_names
 from crossfade.api.booking import CPU, GPU, Ledger, amounts
 from crossfade.api.signals import release_signals, take_signals
 from crossfade.engines.machine import num_usable_cores, num_visible_gpus
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from crossfade.topology import Topology
 
 _ENGINES = ("local", "inline", "ray")
-_OPTIONS = ("engine", "spin_us", "num_cpus", "num_gpus", "resources", "log_to_driver", "ignore_reinit_error")
+_OPTIONS = ("engine", "spin_us", "num_cpus", "num_gpus", "resources", "log_to_driver", "preload", "ignore_reinit_error")
 
 
 class EndsWithSession(Protocol):
@@ -182,6 +182,7 @@ def init(
     num_gpus: float | None = None,
     resources: Mapping[str, float] | None = None,
     log_to_driver: bool = True,
+    preload: str | Sequence[str] | None = None,
     ignore_reinit_error: bool = False,
     **ignored: Any,
 ) -> Session:
@@ -200,13 +201,17 @@ def init(
         resources: how much of what else actors may book, by names of your own.
         log_to_driver: show what actors print, each line with the actor's name and process id. Otherwise they inherit the driver's
             stdout and stderr.
+        preload: names of modules, such as ``torch``. Actors are forked from a process that has imported them, instead of being new
+            interpreters that import them one by one. That process stays until the program ends, for its later sessions as well.
+            Only ``local`` does this: ``inline`` has this process's modules, and Ray starts its workers itself. By default what the
+            environment variable ``CROSSFADE_PRELOAD`` says, names with commas between them.
         ignore_reinit_error: return the running session instead of raising.
         **ignored: options of Ray's, such as ``namespace`` and ``logging_level``, which decide nothing but where Ray is started.
 
     Raises:
         SessionError: there is a session already.
-        TypeError: an unknown option.
-        ValueError: no such engine, an address elsewhere, or an amount or a time below 0.
+        TypeError: an unknown option, or modules to preload that are no strings.
+        ValueError: no such engine, an address elsewhere, an amount or a time below 0, or what cannot be a module's name.
     """
     if engine is None:
         engine = "ray" if _has_ray() else "local"
@@ -219,6 +224,7 @@ def init(
     if not (isinstance(spin_us, Real) and math.isfinite(spin_us) and spin_us >= 0):
         raise ValueError(f"spin_us is {spin_us!r}\nhint: it is microseconds, 0 or more")
     asked = amounts(num_cpus, num_gpus, resources)
+    modules = module_names(preload)
     with _Holder.lock:
         running = current()
         if running is not None:
@@ -234,7 +240,7 @@ def init(
         }
         rays_options = {**ignored, "address": address, "log_to_driver": log_to_driver, "resources": resources}
         rays_options |= {CPU: num_cpus, GPU: num_gpus}
-        _Holder.session = Session(_make_engine(engine, spin_us, log_to_driver, rays_options), totals)
+        _Holder.session = Session(_make_engine(engine, spin_us, log_to_driver, modules, rays_options), totals)
         return _Holder.session
 
 
@@ -248,7 +254,11 @@ def _has_ray() -> bool:
 
 
 def _make_engine(
-    name: str, spin_us: float, log_to_driver: bool = True, rays_options: Mapping[str, Any] = MappingProxyType({})
+    name: str,
+    spin_us: float,
+    log_to_driver: bool = True,
+    preload: tuple[str, ...] = (),
+    rays_options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Engine:
     if name == "inline":
         from crossfade.engines.inline import InlineEngine
@@ -261,7 +271,7 @@ def _make_engine(
         return RayEngine(spin_us=spin_us, owns_ray=owns_ray)
     from crossfade.engines.local import LocalEngine
 
-    return LocalEngine(spin_us=spin_us, log_to_driver=log_to_driver)
+    return LocalEngine(spin_us=spin_us, log_to_driver=log_to_driver, preload=preload)
 
 
 def current() -> Session | None:
@@ -327,5 +337,12 @@ def _disown() -> None:
         session.engine.disown()
 
 
+def _end_templates() -> None:
+    forked = sys.modules.get("crossfade.engines.forked")
+    if forked is not None:
+        forked.end_templates()
+
+
 os.register_at_fork(after_in_child=_disown)
+atexit.register(_end_templates)  # runs last, when no actor needs them
 atexit.register(shutdown)

@@ -6,9 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 
-from crossfade.engines.output import Pipes
 from crossfade.errors import ActorStartError
 from crossfade.host.interpreter import code_to_run, search_path
 from crossfade.host.limits import limit_met
@@ -20,8 +20,18 @@ class Interpreter:
 
     is_borrowed = False
 
-    def __init__(self, name: str, spin_us: float, pipes: Pipes, fds: tuple[int, ...]) -> None:
-        self._popen = _start(name, fds, spin_us, pipes)
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[object],
+        stdio: tuple[int | None, int | None],
+        fds: tuple[int, ...],
+    ) -> None:
+        """The interpreter calls ``main`` of a module with the descriptors, which it inherits, and the arguments. Of no ``name`` is
+        the process that others are forked from.
+        """
+        self._popen = _start(name, module, fds, arguments, stdio)
         self.pid = self._popen.pid
 
     def await_exit(self, pidfd: int) -> int | None:
@@ -44,11 +54,24 @@ class Interpreter:
         self._popen.wait()
 
 
-def _start(name: str, fds: tuple[int, ...], spin_us: float, pipes: Pipes) -> subprocess.Popen[bytes]:
-    """Starts the interpreter of an actor. Until it ignores Ctrl-C, which is the driver's business, it has it blocked."""
-    stdout, stderr = pipes.for_child
+def not_started(name: str, why: str, hint: str = "") -> ActorStartError:
+    """The error of actor ``name``, for which the system started no process."""
+    what = f"the process of actor {name}" if name else "the process that actors are forked from"
+    failed = ActorStartError(
+        f"{what} could not be started: {why}",
+        hint=hint or f"the interpreter is {sys.executable!r}; is there memory, and room for one more process?",
+    )
+    failed.actor = name
+    return failed
+
+
+def _start(
+    name: str, module: str, fds: tuple[int, ...], arguments: Sequence[object], stdio: tuple[int | None, int | None]
+) -> subprocess.Popen[bytes]:
+    """Starts the interpreter. Until it ignores Ctrl-C, which is the driver's business, it has it blocked."""
+    stdout, stderr = stdio
     path = search_path()
-    command = [sys.executable, "-u", "-c", code_to_run(path.fd, "crossfade.engines.serving", *fds, spin_us)]
+    command = [sys.executable, "-u", "-c", code_to_run(path.fd, module, *fds, *arguments)]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         inherited = (*fds, path.fd)
@@ -56,12 +79,7 @@ def _start(name: str, fds: tuple[int, ...], spin_us: float, pipes: Pipes) -> sub
     except (OSError, subprocess.SubprocessError) as error:
         if limit_met(error):
             raise
-        failed = ActorStartError(
-            f"the process of actor {name} could not be started: {error}",
-            hint=f"the interpreter is {sys.executable!r}; is there memory, and room for one more process?",
-        )
-        failed.actor = name
-        raise failed from error
+        raise not_started(name, str(error)) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         path.close()

@@ -83,16 +83,20 @@ class LocalEngine:
     """Runs actors as processes of this host.
 
     A process looks for work for ``spin_us`` before it sleeps. With ``log_to_driver`` the driver shows what actors print; otherwise
-    they inherit its stdout and stderr.
+    they inherit its stdout and stderr. Actors are forked from a process that has imported the modules of ``preload``, if any.
     """
 
     name = "local"
     places_actors = False
 
-    def __init__(self, *, spin_us: float = DEFAULT_SPIN_US, log_to_driver: bool = True) -> None:
+    def __init__(
+        self, *, spin_us: float = DEFAULT_SPIN_US, log_to_driver: bool = True, preload: tuple[str, ...] = ()
+    ) -> None:
         self._numbers = itertools.count()
         self._plans: dict[int, LocalPlan] = {}
-        self.processes = Processes(lambda: list(self._plans.values()), spin_us=spin_us, log_to_driver=log_to_driver)
+        self.processes = Processes(
+            lambda: list(self._plans.values()), spin_us=spin_us, log_to_driver=log_to_driver, preload=preload
+        )
 
     @property
     def doorbell(self) -> Doorbell:

@@ -15,6 +15,7 @@ from crossfade.engines import control
 from crossfade.engines.actor_process import ActorProcess, Start
 from crossfade.engines.explained import explained
 from crossfade.engines.far import FarHost, FarProcess
+from crossfade.engines.forked import Forked, prepare
 from crossfade.engines.interpreter import Interpreter
 from crossfade.engines.output import Output, Pipes
 from crossfade.engines.state import ActorState, Fate
@@ -61,10 +62,18 @@ class Processes:
     ``listeners`` returns the plans to tell of answers and ends. Actors that have ended leave ``living`` and keep their fate.
     """
 
-    def __init__(self, listeners: Callable[[], Iterable[Listener]], *, spin_us: float, log_to_driver: bool) -> None:
+    def __init__(
+        self,
+        listeners: Callable[[], Iterable[Listener]],
+        *,
+        spin_us: float,
+        log_to_driver: bool,
+        preload: tuple[str, ...] = (),
+    ) -> None:
         allow_many_descriptors()
         self._listeners = listeners
         self.spin_us = spin_us
+        self._preload = preload
         with explained(SessionError, "the session could not be started"), ExitStack() as undo:
             self.pidfd = open_pidfd(os.getpid())
             undo.callback(os.close, self.pidfd)
@@ -75,6 +84,8 @@ class Processes:
             for fd in self._bell_fds:
                 undo.callback(os.close, fd)
             self.doorbell = Doorbell(*self._bell_fds, spin_us=spin_us)
+            if preload:
+                prepare(preload)
             undo.pop_all()
         self.living: dict[str, AnyProcess] = {}  # by name
         self._fates: dict[str, Fate] = {}  # by name; of all actors
@@ -94,7 +105,7 @@ class Processes:
         not wait for the constructor.
         """
         with Pipes(self._output if start is None else None) as pipes:
-            process = ActorProcess(actor, self.pidfd, start or partial(Interpreter, actor, self.spin_us, pipes))
+            process = ActorProcess(actor, self.pidfd, start or self._start_of(actor, pipes))
             try:
                 self._take_on(process, pipes)
                 process.send(first)
@@ -106,6 +117,11 @@ class Processes:
                     self.doorbell.unwatch(fd)
                 process.discard()
                 raise
+
+    def _start_of(self, actor: str, pipes: Pipes) -> Start:
+        if self._preload:
+            return partial(Forked, actor, self._preload, self.spin_us, pipes.for_child)
+        return partial(Interpreter, actor, "crossfade.engines.serving", (self.spin_us,), pipes.for_child)
 
     def _take_on(self, process: ActorProcess, pipes: Pipes) -> None:
         """A process that has just started is one of ours, unless another thread has closed this meanwhile."""

@@ -56,11 +56,11 @@ class Alive:
             os.close(own)
 
 
-def await_end(pidfd: int, timeout_s: float) -> bool:
-    """Waits for the end of the process behind ``pidfd``; False if the time passed."""
+def await_end(pidfd: int, timeout_s: float | None) -> bool:
+    """Waits for the end of the process behind ``pidfd``; False if the time passed, None for ever."""
     poller = select.poll()
     poller.register(pidfd, select.POLLIN)
-    return bool(poller.poll(max(0.0, timeout_s) * 1000))
+    return bool(poller.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
 
 
 def is_ending(pid: int) -> bool:

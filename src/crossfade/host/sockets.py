@@ -299,7 +299,7 @@ class Connection:
     def _take_in(self, data: bytes, ancillary: Sequence[tuple[int, int, bytes]], flags: int, _: object) -> None:
         """Takes in the result of one `recvmsg`, completely or, if interrupted, not at all."""
         opener, fds, nothing = self._opener.copy(), self._fds.copy(), deque[Any]()
-        received = _descriptors(ancillary)
+        received = descriptors(ancillary)
         fds.extend(received)
         frames = opener.take(data, len(received))
         fresh = deque[Message | None](
@@ -379,7 +379,8 @@ def _close_all(fds: list[int]) -> None:
         os.close(fds.pop())
 
 
-def _descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
+def descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    """The descriptors that came with what `socket.recvmsg` has received. They are the caller's."""
     received = array.array("i")
     for level, kind, raw in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

@@ -1,0 +1,206 @@
+"""Actors that are forked from a process with preloaded modules, a *template*: the driver's side of `crossfade.engines.template`.
+
+There is one for each set of modules, for all sessions of the program, until that ends. At each start of an actor, what a new
+interpreter would see (the environment, the search path, limits and so on) is compared with what the template saw. If that has
+changed, another template takes its place; it ends with its last actor.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import select
+import socket
+import sys
+import threading
+from contextlib import ExitStack, suppress
+from typing import Any, ClassVar, TypeAlias
+
+from crossfade.engines.interpreter import Interpreter, not_started
+from crossfade.host.processes import await_end, describe_exit, open_pidfd
+from crossfade.interrupted import pause
+
+_CHANGING = ("PYTEST_CURRENT_TEST",)
+"""Variables that change all the time and that no module reads when it is imported: each actor gets its own values of them."""
+
+_INHERITED = (
+    "Umask",
+    "Uid",
+    "Gid",
+    "Groups",
+    "SigBlk",
+    "SigIgn",
+    "CapPrm",
+    "NoNewPrivs",
+    "Cpus_allowed",
+    "Mems_allowed",
+)
+"""Lines of ``/proc/thread-self/status`` that say what a process that this thread starts inherits."""
+
+_LAST_STEPS_S = 1.0  # how long a template that has closed a socket may take to end, so that its status tells why
+
+_MAX_BYTES = 1 << 16  # of a message
+
+_Stdio: TypeAlias = tuple[int, int] | tuple[None, None]
+
+
+class Forked:
+    """A `Child` that a template has forked, with this process's stdout and stderr where ``stdio`` has none. An `ActorStartError` if
+    that was not possible; nothing is left then.
+    """
+
+    is_borrowed = False
+
+    def __init__(
+        self, name: str, modules: tuple[str, ...], spin_us: float, stdio: _Stdio, fds: tuple[int, ...]
+    ) -> None:
+        template = _template(modules)
+        self._code: int | None = None
+        self._has_exited = False
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs, suppress(ConnectionError):  # it has ended: that is what will be told
+                stdout, stderr = stdio
+                own = (1 if stdout is None else stdout, 2 if stderr is None else stderr)
+                template.ask(spin_us, (theirs.fileno(), *own, *fds))
+            poller = select.poll()
+            poller.register(self._socket, select.POLLIN)
+            pause(poller.poll)
+            told: tuple[int, str, str] | None = self._receive()
+            self.pid, why, hint = told or (-1, template.last_words(), "start the actor again")
+            if self.pid < 0:
+                template.leave()
+                raise not_started(name, why, hint)
+        except BaseException:
+            self._close()
+            raise
+
+    def await_exit(self, pidfd: int) -> int | None:
+        """May be called again if it was interrupted."""
+        if not self._has_exited:
+            self._code = self._receive(socket.MSG_PEEK)
+            if self._code is None:  # the template has ended
+                await_end(pidfd, None)
+            self._has_exited = True
+        self._close()
+        return self._code
+
+    def describe(self, code: int | None) -> str:
+        if code is None:
+            return (
+                "it ended (how is not known: the process that it was forked from, which would tell, had ended before)"
+            )
+        return describe_exit(code)
+
+    def discard(self) -> None:
+        self._socket.shutdown(socket.SHUT_WR)
+        while self._receive() is not None:  # the template kills and buries it, and closes the socket then
+            pass
+        self._close()
+
+    def _receive(self, flags: int = 0) -> Any:
+        """Waits for what the template tells next; None if it tells no more, or has ended."""
+        try:
+            data = self._socket.recv(_MAX_BYTES, flags)
+        except ConnectionError:
+            return None
+        return marshal.loads(data) if data else None
+
+    def _close(self) -> None:
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # also where a forked child has the socket, too
+        self._socket.close()
+
+
+class _Template:
+    def __init__(self, modules: tuple[str, ...], seen: object) -> None:
+        self.seen = seen  # what a new interpreter would have seen when it started
+        self._has_left = False
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, ExitStack() as undo:
+            fds = theirs.fileno(), open_pidfd(os.getpid(), undo)
+            self._process = Interpreter("", "crossfade.engines.template", modules, (None, None), fds)
+        self._pidfd = open_pidfd(self._process.pid)
+
+    def is_of_use(self, seen: object) -> bool:
+        return not (self._has_left or self.seen != seen or self.has_ended())
+
+    def has_ended(self, timeout_s: float = 0.0) -> bool:
+        return await_end(self._pidfd, timeout_s)
+
+    def ask(self, spin_us: float, fds: tuple[int, ...]) -> None:
+        """Asks for an actor. A ConnectionError if the template has ended."""
+        environment = {name: os.environ[name] for name in _CHANGING if name in os.environ}
+        socket.send_fds(self._requests, [marshal.dumps((spin_us, environment))], fds)
+
+    def last_words(self) -> str:
+        """Why it says nothing more."""
+        if not self.has_ended(_LAST_STEPS_S):
+            return "the process that it was to be forked from does not answer; it may have no descriptor left"
+        how = self._process.describe(self._process.await_exit(self._pidfd))
+        return f"the process that it was to be forked from has ended: {how}"
+
+    def leave(self) -> None:
+        """It is asked for no more actors, and ends with its last one."""
+        self._has_left = True
+        with suppress(OSError):
+            self._requests.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> None:
+        """Ends it at once. Its actors go on."""
+        self._process.discard()
+        self._requests.close()
+        os.close(self._pidfd)
+
+
+class _Templates:
+    by_modules: ClassVar[dict[tuple[str, ...], _Template]] = {}
+    left: ClassVar[list[_Template]] = []  # they end with their last actors
+    lock = threading.RLock()
+
+
+def prepare(modules: tuple[str, ...]) -> None:
+    """Has a template import the modules, while this process does something else."""
+    _template(modules)
+
+
+def _template(modules: tuple[str, ...]) -> _Template:
+    seen = _seen()
+    with _Templates.lock:
+        found = _Templates.by_modules.get(modules)
+        if found is not None and found.is_of_use(seen):
+            return found
+        if found is not None:
+            found.leave()
+            _Templates.left.append(_Templates.by_modules.pop(modules))
+        for template in [each for each in _Templates.left if each.has_ended()]:
+            _Templates.left.remove(template)
+            template.end()
+        made = _Templates.by_modules[modules] = _Template(modules, seen)
+        return made
+
+
+def _seen() -> object:
+    """What an interpreter sees that this thread starts now."""
+    with open("/proc/thread-self/status") as status, open("/proc/thread-self/limits") as limits:
+        inherited = [line for line in status if line.startswith(_INHERITED)]
+        limited = limits.read()
+    here = os.stat(".")
+    environment = {name: value for name, value in os.environ.items() if name not in _CHANGING}
+    group = os.getpgrp(), os.getsid(0), os.getpriority(os.PRIO_PROCESS, 0)
+    return sys.executable, [*map(str, sys.path)], environment, (here.st_dev, here.st_ino), group, inherited, limited
+
+
+def end_templates() -> None:
+    """Ends all of them, at the end of the program. Actors that are left go on."""
+    for template in (*_Templates.by_modules.values(), *_Templates.left):
+        template.end()
+    _disown()
+
+
+def _disown() -> None:
+    """In a forked child, whose parent's they are."""
+    _Templates.by_modules, _Templates.left, _Templates.lock = {}, [], threading.RLock()
+
+
+os.register_at_fork(after_in_child=_disown)
