@@ -36,14 +36,13 @@ from crossfade.peers.lane import Epoch, Lane
 
 
 class Send(NamedTuple):
-    """A piece that goes to its rank."""
+    """What goes to one rank."""
 
     rank: int
     source: int  # where it lies here
     offset: int  # where it goes in this rank's slot there
     size_bytes: int  # its length
-    wait: Callable[[int], None] | None = None  # enqueues on a stream: it is done; None: wait for the caller's stream
-    launch: Callable[[], None] | None = None  # enqueues its product on the caller's stream, if the step has not
+    launch: Callable[[], None]  # enqueues its product on the caller's stream
 
 
 class Step(NamedTuple):
@@ -53,7 +52,9 @@ class Step(NamedTuple):
 
     round: int
     sends: Sequence[Send] | None  # what goes to others, in the order in which it is done; None for the own rows
-    launch: Callable[[], None] | None = None  # enqueues, on the caller's stream, what needs no other rank
+    launch: Callable[[], None] | None = (
+        None  # of the own rows: enqueues, on the caller's stream, what needs no other rank
+    )
     add: Callable[[Epoch, Epoch | None], None] | None = None  # enqueues there what needs the other ranks' parts
 
 
@@ -141,13 +142,9 @@ def _do(
         if step.add is not None:
             step.add(parts, sums)
         return
-    for p in order:
-        for send in (each for each in step.sends if each.rank == p):
-            if send.launch is not None:
-                send.launch()
-            local = lane.fork_local(stream) if send.wait is None else lane.local
-            if send.wait is not None:
-                send.wait(local)
-            slot = parts.buffers[p] + memory.rank * lane.slot_bytes
-            copy(lane, local, slot + send.offset, send.source, send.size_bytes)
-        lane.announce_step(parts, [p], lane.local, step.round + 1)
+    for send in step.sends:
+        send.launch()
+        local = lane.fork_local(stream)
+        slot = parts.buffers[send.rank] + memory.rank * lane.slot_bytes
+        copy(lane, local, slot + send.offset, send.source, send.size_bytes)
+        lane.announce_step(parts, [send.rank], local, step.round + 1)

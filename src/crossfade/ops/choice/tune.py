@@ -41,8 +41,8 @@ class Tuner:
     Args:
         measure: how a candidate is timed.
         chooser: what it decides for.
-        num_best: how many of those that were predicted best are measured. So is the best one of each other name, what the model
-            does not know, and all that are torch's own, so that no choice is slower than the best of them.
+        num_best: how many of those that were predicted best are measured. So is what the model does not know, and all that are
+            torch's own, so that no choice is slower than the best of them.
         num_turns: how often the candidates take turns.
         num_repeats: how often each is timed in a turn.
     """
@@ -96,17 +96,15 @@ class Tuner:
         return decision
 
     def _shortlist(self, shape: Shape, number: int) -> list[Candidate]:
-        """What is measured: the best few, the best of each name, those of which the model knows nothing, and all that are torch's
-        own; by rank 0's word, so on all ranks the same.
+        """What is measured: the best few, those of which the model knows nothing, and all that are torch's own; by rank 0's word,
+        so on all ranks the same.
         """
 
         def say() -> Decision:
             found = self.chooser.rank(shape)
             chosen = [each for each, _ in found[: self._num_best]]
-            for each, time_us in found:
-                is_due = time_us is None or each.name in BASELINES or each.name not in {known.name for known in chosen}
-                if is_due and each not in chosen:
-                    chosen.append(each)
+            due = [each for each, time_us in found if time_us is None or each.name in BASELINES]
+            chosen += [each for each in due if each not in chosen]
             return Decision((*chosen, *([] if PLAIN in chosen else [PLAIN])), Source.MODEL)
 
         return list(self.chooser.hear(f"tuned {number}: {shape}, shortlist", say).order)
