@@ -85,7 +85,6 @@ RINGS = st.builds(
     is_one_process=st.booleans(),
     num_use_streams=st.integers(1, 3),
     side=st.sampled_from(["", "rejoins"]),
-    chunk_bytes=st.sampled_from([None, 256]),
 )
 
 STAGED = st.builds(

@@ -33,7 +33,6 @@ from tests.helpers.worlds.lane_faults import (
     StepBehind,
     StepsByTheStream,
     SumsBeforeAdd,
-    hold,
 )
 from tests.helpers.worlds.ranks import Call, Collective, Round
 from tests.helpers.worlds.turns import SUMS, TurnsWorld, Way, turns_worlds
@@ -110,10 +109,7 @@ def test_without_a_fault_nothing_is_found(operator: Collective, is_shared: bool)
 
 
 @pytest.mark.parametrize("operator", SUMS)
-def test_a_step_that_is_set_in_front_of_its_copies_is_found(
-    operator: Collective, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(schedule, "copy", hold)
+def test_a_step_that_is_set_in_front_of_its_copies_is_found(operator: Collective) -> None:
     assert race("sum", "copy") in found(operator, StepBeforeCopy)
 
 

@@ -164,8 +164,8 @@ def test_a_lane_announces_steps_and_waits_for_them(lanes: list[Lane], monkeypatc
     lane = lanes[0]
     recorder, epoch = recorded(lane, monkeypatch), lane.advance()
     to, from_ = ([row[peer].address for peer in (1, 2)] for row in (epoch.outgoing, epoch.incoming))
-    lane.announce_step(epoch, [1, 2], 5, 2)
-    lane.announce_step(epoch, [2], 5, 3)
+    lane.announce(epoch, [1, 2], 5, 2)
+    lane.announce(epoch, [2], 5, 3)
     lane.await_step(epoch, [1, 2], 6, 1, 2)
     lane.await_step(epoch, [1, 2], 6, 2, 2)
     assert recorder.calls == [
@@ -182,7 +182,7 @@ def test_a_lane_announces_steps_and_waits_for_them(lanes: list[Lane], monkeypatc
 def test_a_lane_of_one_rank_enqueues_no_empty_batch(lanes: list[Lane], monkeypatch: pytest.MonkeyPatch) -> None:
     lane = lanes[0]
     recorder, epoch = recorded(lane, monkeypatch), lane.advance()
-    lane.announce_step(epoch, [], 5, 1)
+    lane.announce(epoch, [], 5, 1)
     lane.await_step(epoch, [], 5, 1, 1)
     assert recorder.calls == []
 
@@ -202,15 +202,15 @@ def test_lanes_in_the_middle_of_steps_are_let_go_when_a_rank_dies(
 
     monkeypatch.setattr(FakeDriver, "is_idle", run_and_look)
     stream, epochs = driver.create_stream("waits"), [each.advance() for each in lanes]
-    lanes[1].announce_step(epochs[1], [0], lanes[1].local, 1)
+    lanes[1].announce(epochs[1], [0], lanes[1].local, 1)
     for step in (1, 2, 3):
-        lanes[2].announce_step(epochs[2], [0], lanes[2].local, step)
+        lanes[2].announce(epochs[2], [0], lanes[2].local, step)
         lane.await_step(epochs[0], [1, 2], stream, step, 3)
     for other in (1, 2):
         epoch: Epoch = lanes[other].advance()
         if other == 2:
-            lanes[2].announce(epoch, [0], lanes[2].local, is_batched=False)
-    lane.await_full(lane.advance(), [1, 2], stream, is_batched=True)
+            lanes[2].announce(epoch, [0], lanes[2].local)
+    lane.await_full(lane.advance(), [1, 2], stream)
     assert not driver.is_idle(stream)
 
     def of_the_dead() -> list[Any]:

@@ -51,7 +51,6 @@ class RingSender:
         stream: int,  # the copy stream; others may use it as well
         tell: Callable[[Record], None],  # takes records to the receiver, in order
         label: str,
-        chunk_bytes: int | None = None,  # longest single copy; None for no limit
         *,
         tells_values: bool = True,  # whether each value is told by `Enqueued`; otherwise the caller tells it
     ) -> None:
@@ -59,7 +58,6 @@ class RingSender:
         self._board = board
         self._stream = stream
         self._tell = tell
-        self._chunk_bytes = chunk_bytes
         self._tells_values = tells_values
         self.label = label
         # Called with the copy stream before a value's copies are enqueued, behind what they wait for; what it gives is called
@@ -211,10 +209,10 @@ class RingSender:
         there = target.addresses[slot]
         end = self.around(stream) if self.around is not None and parts else None
         for offset, address, size_bytes in parts:
-            if self._chunk_bytes is None and not (there + offset) % EDGE_BYTES and size_bytes:
+            if not (there + offset) % EDGE_BYTES and size_bytes:
                 driver.copy(there + offset, address, size_bytes, stream)
             else:
-                enqueue(driver, cut(there + offset, address, size_bytes, self._chunk_bytes), stream)
+                enqueue(driver, cut(there + offset, address, size_bytes), stream)
         if end is not None:
             end(sum(part[2] for part in parts))
         target.full[slot].set(stream, number)
