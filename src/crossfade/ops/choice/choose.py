@@ -272,7 +272,7 @@ def algorithm_of(
     algorithm = algorithms.get(candidate.name)
     if algorithm is None:
         raise ValueError(f"this operator cannot be done by '{candidate}'\nhint: one of {', '.join(algorithms)}")
-    run = partial(algorithm, **candidate.arguments)
+    run = partial(algorithm, **dict(candidate.parameters))
     return run if is_warm_up else partial(enqueue, candidate, run)
 
 
