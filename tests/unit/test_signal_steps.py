@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from crossfade.device.signals import CLEAR, SignalBoard
+from crossfade.device.signals import CLEAR, HostBoard
 from crossfade.device.watchdog import DeathReport, Watchdog, release
 from crossfade.peers.lane import Epoch, Lane
 from crossfade.testing.fake import FakeDriver, Machine
 from tests.helpers.running_driver import RunningDriver, run
-from tests.helpers.worlds.kit import no_search_for_races
+from tests.helpers.worlds.kit import no_search_for_races, scratch
 from tests.helpers.worlds.ranks import Call, Collective, PeerWorld
 
 pytestmark = pytest.mark.usefixtures("no_search_for_races")
@@ -23,11 +23,11 @@ __all__ = ["no_search_for_races"]
 
 
 @pytest.fixture
-def board(driver: RunningDriver) -> SignalBoard:
-    return SignalBoard(driver, driver.allocate(4 * 64, "signals"), 4)
+def board(driver: RunningDriver) -> HostBoard:
+    return HostBoard(driver, scratch(), 4, "test")
 
 
-def test_a_wait_for_a_step_holds_until_this_or_a_later_one_is_set(driver: RunningDriver, board: SignalBoard) -> None:
+def test_a_wait_for_a_step_holds_until_this_or_a_later_one_is_set(driver: RunningDriver, board: HostBoard) -> None:
     theirs, first, second = (driver.create_stream(name) for name in ("theirs", "first", "second"))
     signal = board.signal(0, "a signal")
     signal.wait_for_step(first, 1)
@@ -44,7 +44,7 @@ def test_a_wait_for_a_step_holds_until_this_or_a_later_one_is_set(driver: Runnin
     assert board.peek(0) == CLEAR
 
 
-def test_a_signal_is_set_when_nobody_can_wait_for_a_later_step(driver: RunningDriver, board: SignalBoard) -> None:
+def test_a_signal_is_set_when_nobody_can_wait_for_a_later_step(driver: RunningDriver, board: HostBoard) -> None:
     stream, signal = driver.create_stream("theirs"), board.signal(0, "a signal")
     assert signal.last == 1
     signal.set(stream, 1)
@@ -62,7 +62,7 @@ def test_a_signal_is_set_when_nobody_can_wait_for_a_later_step(driver: RunningDr
     assert not signal.is_missed(was_released=True)
 
 
-def test_a_waiter_for_the_second_step_is_released(driver: RunningDriver, board: SignalBoard) -> None:
+def test_a_waiter_for_the_second_step_is_released(driver: RunningDriver, board: HostBoard) -> None:
     """The peer has set the first step, and dies. A wait that takes nothing away leaves no trace in the report."""
     theirs, stream = driver.create_stream("theirs"), driver.create_stream("waits")
     signal, other = board.signal(0, "a signal"), board.signal(1, "another")
@@ -75,7 +75,7 @@ def test_a_waiter_for_the_second_step_is_released(driver: RunningDriver, board: 
     assert [board.peek(index) for index in (0, 1)] == [2, 1]
 
 
-def test_a_wait_for_the_last_step_is_released_and_named(driver: RunningDriver, board: SignalBoard) -> None:
+def test_a_wait_for_the_last_step_is_released_and_named(driver: RunningDriver, board: HostBoard) -> None:
     theirs, stream = driver.create_stream("theirs"), driver.create_stream("waits")
     signal, other = board.signal(0, "a signal"), board.signal(1, "another")
     signal.set(theirs)
@@ -90,7 +90,7 @@ def test_a_wait_for_the_last_step_is_released_and_named(driver: RunningDriver, b
     assert set(report.waited_for) == {"a signal", "another"}
 
 
-def test_without_the_step_a_waiter_is_not_let_go(driver: RunningDriver, board: SignalBoard) -> None:
+def test_without_the_step_a_waiter_is_not_let_go(driver: RunningDriver, board: HostBoard) -> None:
     """Whoever waits past the signal has to say so with `expect`."""
     stream, signal = driver.create_stream("waits"), board.signal(0, "a signal")
     driver.wait_value(stream, signal.address, 2)
@@ -101,7 +101,7 @@ def test_without_the_step_a_waiter_is_not_let_go(driver: RunningDriver, board: S
 
 @pytest.mark.timeout(20)
 def test_steps_that_are_waited_for_after_a_death_are_let_go(
-    driver: RunningDriver, board: SignalBoard, killed: int
+    driver: RunningDriver, board: HostBoard, killed: int
 ) -> None:
     """Also later ones than any that was waited for before."""
     stream, signal, watchdog = driver.create_stream("waits"), board.signal(0, "a signal"), Watchdog(driver)

@@ -34,10 +34,8 @@ class _Target:
 class _Kept(NamedTuple):
     """The memory that a copy reads from, and how to know that it is done."""
 
-    # This and the next: the slot's counter, which the host can look at, and what it says then; None where it cannot.
-    full: Counter | None
-    number: int
-    event: int  # an event behind the copy instead, else -1
+    full: Counter  # the slot's
+    number: int  # what it says then
     source: Any
 
 
@@ -177,8 +175,7 @@ class RingSender:
         slot = target.credits.popleft()
         number = self._enqueue(target, slot, parts, ready)
         if keep is not None:
-            full = target.full[slot] if self._board.is_quick else None
-            self._kept.append(_Kept(full, number, -1 if full is not None else self._mark(), keep))
+            self._kept.append(_Kept(target.full[slot], number, keep))
         self._num_values += 1
         self._num_bytes += size_bytes
         if self._tells_values:
@@ -236,15 +233,8 @@ class RingSender:
 
     def let_go_of_copied(self) -> None:
         """Releases sources whose copies are done."""
-        while self._kept and self._is_copied(self._kept[0]):
-            event = self._kept.popleft().event
-            if event >= 0:
-                self._events.append(event)
-
-    def _is_copied(self, kept: _Kept) -> bool:
-        if kept.full is not None:
-            return kept.full.is_at_least(kept.number)
-        return self._driver.has_happened(kept.event)
+        while self._kept and self._kept[0].full.has(self._kept[0].number):
+            self._kept.popleft()
 
     def _retire(self, target: _Target) -> None:
         target.memory.close()

@@ -39,7 +39,6 @@ def open_group(
     num_lanes: int = 1,
     heap_bytes: int = 0,
     is_replayable: bool = False,
-    has_device_signals: bool = False,
     timeout_s: float = 60.0,
 ) -> PeerGroup:
     """Opens what the ranks of a torch.distributed group share. All ranks call it, with equal arguments.
@@ -52,7 +51,6 @@ def open_group(
         num_lanes: collectives that may be in flight at the same time.
         heap_bytes: memory on each rank for `PeerGroup.empty`.
         is_replayable: collectives may be captured into graphs; those by themselves take one more exchange of signals.
-        has_device_signals: GPUs only: signals lie in device memory.
         timeout_s: CPU only: the longest that a call waits for the others. (A GPU's wait ends only when a rank dies.)
 
     Raises:
@@ -87,20 +85,19 @@ def open_group(
             buffer_bytes=buffer_bytes,
             num_lanes=num_lanes,
             is_replayable=is_replayable,
-            has_device_signals=has_device_signals,
             heap_bytes=heap_bytes,
         )
     number = count_off(group, where) if where.type in ("cpu", "cuda") else 0
     buffer_bytes = align(buffer_bytes, least_bytes)
     words, total_bytes = num_words(num_lanes, num_ranks), NUM_EPOCHS * num_lanes * buffer_bytes
     heap_bytes = align(heap_bytes, SLOT_ALIGNMENT)
-    opened = _open_memory(group, where, words, total_bytes + heap_bytes, has_device_signals, timeout_s)
+    opened = _open_memory(group, where, words, total_bytes + heap_bytes, timeout_s)
     lanes = [Lane(opened.memory, index, buffer_bytes, is_replayable=is_replayable) for index in range(num_lanes)]
     return PeerGroup(opened, lanes, where.type, total_bytes, process_group=group, number=number)
 
 
 def _open_memory(
-    group: ProcessGroup, device: torch.device, words: int, total_bytes: int, has_device_signals: bool, timeout_s: float
+    group: ProcessGroup, device: torch.device, words: int, total_bytes: int, timeout_s: float
 ) -> OpenedGroup:
     if device.type == "cpu":
         from crossfade.peers.host_memory import open_host_memory
@@ -109,7 +106,7 @@ def _open_memory(
     if device.type == "cuda":
         from crossfade.peers.cuda_memory import open_cuda_memory
 
-        return open_cuda_memory(group, device, words, total_bytes, has_device_signals=has_device_signals)
+        return open_cuda_memory(group, device, words, total_bytes)
     raise DeviceError(f"there are no collectives for device '{device}'", hint="take a CUDA device or 'cpu'")
 
 

@@ -13,14 +13,14 @@ from functools import reduce
 from typing import Any
 
 from crossfade.device.capture import Replay, capture
-from crossfade.device.signals import WORD_BYTES, SignalBoard
+from crossfade.device.signals import WORD_BYTES, HostBoard
 from crossfade.peers import steps
 from crossfade.peers.exchange import barrier
 from crossfade.peers.lane import NUM_EPOCHS, Lane, num_words
 from crossfade.peers.memory import GroupMemory, Kind, Reduction
 from crossfade.testing.fake import FakeDriver, Fault, Machine
 from crossfade.testing.fake.machine import Program, Range
-from tests.helpers.worlds.kit import finish
+from tests.helpers.worlds.kit import finish, scratch
 
 WORD = Kind("int32", 4)
 _MASK = 0xFFFF_FFFF
@@ -122,16 +122,16 @@ class FakeKernels:
 
 def open_homes(
     drivers: Sequence[Any], kernels: Callable[[Any], Any], num_lanes: int, total_bytes: int
-) -> tuple[list[GroupMemory], list[tuple[int, int]]]:
-    """Of ranks with a driver each; and each rank's memory that the others reach: its signals and its buffers."""
+) -> tuple[list[GroupMemory], list[int]]:
+    """Of ranks with a driver each; and each rank's buffers, which the others reach."""
     words = num_words(num_lanes, len(drivers))
-    boards = [driver.allocate(words * WORD_BYTES, f"signals of rank {k}") for k, driver in enumerate(drivers)]
+    boards = [scratch(words * WORD_BYTES) for _ in drivers]
     buffers = [driver.allocate(total_bytes, f"buffers of rank {k}") for k, driver in enumerate(drivers)]
     homes = []
     for rank, driver in enumerate(drivers):
-        views = [SignalBoard(driver, address, words) for address in boards]
+        views = [HostBoard(driver, memory, words, f"rank {k}") for k, memory in enumerate(boards)]
         homes.append(GroupMemory(driver, kernels(driver), rank, len(drivers), buffers, total_bytes, views))
-    return homes, list(zip(boards, buffers, strict=True))
+    return homes, buffers
 
 
 @dataclass
@@ -168,8 +168,8 @@ class PeerWorld:
         ranks = self.open(machine)
         return {f"host {rank}": self._run(*each) for rank, each in enumerate(ranks)}
 
-    def open(self, machine: Machine) -> list[tuple[FakeDriver, list[Lane], tuple[int, int]]]:
-        """Each rank's driver, lanes, and memory that the others reach: its signals and its buffers."""
+    def open(self, machine: Machine) -> list[tuple[FakeDriver, list[Lane], int]]:
+        """Each rank's driver, lanes, and buffers, which the others reach."""
         drivers = [
             FakeDriver(machine, f"rank {rank}", rank, num_queues=self.num_queues) for rank in range(self.num_ranks)
         ]
@@ -191,13 +191,13 @@ class PeerWorld:
         options = {"is_replayable": self.is_replayable}
         return self.lane(home, index, self.buffer_bytes, **options)
 
-    def _run(self, driver: FakeDriver, lanes: Sequence[Lane], shared: tuple[int, ...]) -> Program:
+    def _run(self, driver: FakeDriver, lanes: Sequence[Lane], shared: int) -> Program:
         rank = driver.device
         streams = [driver.create_stream(f"compute {k}") for k in range(self.num_user_streams)]
         main = driver.create_stream("launches") if self.is_launched_elsewhere else streams[0]
         event = driver.create_event()
         order = self.orders[rank % len(self.orders)] if self.orders else range(len(self.calls))
-        sites = [self._site(driver, rank, number, shared[1]) for number in order]
+        sites = [self._site(driver, rank, number, shared) for number in order]
         replay: Replay | None = None
         for version, kind in enumerate(self.rounds_of(rank)):
             if kind is Round.EAGER:
@@ -217,7 +217,7 @@ class PeerWorld:
         if replay is not None:
             replay.close()
         driver.destroy_event(event)
-        self._give_back(driver, lanes, streams, [*shared, *(at for site in sites for at in site.held)])
+        self._give_back(driver, lanes, streams, [shared, *(at for site in sites for at in site.held)])
         self._check(rank, sites)
 
     def _site(self, driver: FakeDriver, rank: int, number: int, memory: int) -> Site:
@@ -331,6 +331,8 @@ class PeerWorld:
     ) -> None:
         for lane in lanes:
             lane.close()
+        for board in lanes[0].memory.boards:
+            board.close()
         for stream in streams:
             driver.destroy_stream(stream)
         for address in held:
