@@ -12,7 +12,7 @@ import pytest
 from crossfade.device.driver import HOST, Driver
 from crossfade.device.host_driver import HostDriver
 from crossfade.device.memory import OpenedMemory, Pool
-from crossfade.device.staged_layout import Cut, StagedLayout
+from crossfade.device.staged_layout import StagedLayout
 from crossfade.errors import DeviceError
 from crossfade.host.memory import PAGE_BYTES, Memory
 from tests.helpers import chain_kills, host_cases
@@ -144,7 +144,7 @@ def test_values_of_growing_lengths_go_through_a_ring(num_slots: int, num_kept: i
 
 @pytest.mark.parametrize(
     "layout",
-    [StagedLayout(2, PAGE_BYTES, Cut.FULL), StagedLayout(3, 64 << 10, Cut.FULL, 1), StagedLayout(8, 1 << 20)],
+    [StagedLayout(2, PAGE_BYTES), StagedLayout(3, 64 << 10), StagedLayout(8, 1 << 20)],
     ids=str,
 )
 def test_values_go_through_staged_copies(layout: StagedLayout) -> None:
