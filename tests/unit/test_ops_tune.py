@@ -218,18 +218,6 @@ def test_a_dead_rank_is_no_candidate_s_fault() -> None:
         bench.tuner().tune(SHAPE)
 
 
-def test_nothing_is_measured_inside_a_capture() -> None:
-    bench = Bench({"plain": 1.0}, PREDICTED)
-    tuner = bench.tuner()
-    assert tuner.tune(SHAPE, is_capturing=True).source is Source.MODEL
-    assert tuner.tune(SHAPE, is_capturing=True, again=True).order[0] == R1
-    assert bench.log == []
-    tuner.tune(SHAPE)
-    num = len(bench.log)
-    assert tuner.tune(SHAPE, is_capturing=True, again=True).order[0] == PLAIN
-    assert len(bench.log) == num
-
-
 # Kept
 
 

@@ -71,12 +71,11 @@ class Tuner:
         """See `Chooser.decide`."""
         return self.chooser.decide(shape)
 
-    def tune(self, shape: Shape, *, is_capturing: bool = False, again: bool = False) -> Decision:
+    def tune(self, shape: Shape, *, again: bool = False) -> Decision:
         """Decides a shape's bucket by measuring, unless it was. Collective.
 
         Args:
             shape: what is measured; the decision holds for all shapes of its bucket.
-            is_capturing: the current stream is being captured, so nothing can be measured: gives what `decide` gives.
             again: measure it even if it was.
 
         Raises:
@@ -84,7 +83,7 @@ class Tuner:
             ChannelError: another rank has died, or does not answer.
         """
         decision = self.decide(shape)
-        if is_capturing or (decision.source is Source.MEASURED and not again):
+        if decision.source is Source.MEASURED and not again:
             return decision
         bucket = shape.bucket
         number = self.chooser.begin_measuring()
