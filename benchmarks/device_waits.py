@@ -109,9 +109,6 @@ QUESTIONS: dict[str, Callable[[], Any]] = {
     "a matrix product that was not loaded": lambda: _while_waiting(
         lambda t, d, x: x @ x, lambda t, d: t.ones(256, 256, device="cuda", dtype=t.float16)
     ),
-    "read a word of device memory": lambda: _while_waiting(
-        lambda t, d, a: d.peek(a), lambda t, d: d.allocate(4096, "x")
-    ),
     "create a second context": lambda: _while_waiting(lambda t, d, _: _second_context(d)),
 }
 
@@ -130,7 +127,8 @@ def _many(num: int) -> dict[str, float]:
     """With so many streams that wait: is a device word written by a further stream? Does a kernel on another stream run?"""
     torch, driver, board = _start()
     address = driver.allocate(4096, "words")
-    driver.poke(address, 5)
+    rescue = driver.create_stream("rescue", is_urgent=True)
+    driver.write_value(rescue, address, 5)
     other = torch.cuda.Stream()
     x = torch.ones(1 << 20, device="cuda")
     with torch.cuda.stream(other):
@@ -139,7 +137,7 @@ def _many(num: int) -> dict[str, float]:
     _pending(driver, board, num)
     out = {}
     for name, act in {
-        "poke": lambda: (driver.poke(address, 7), driver.synchronize(int(driver._rescue))),
+        "write": lambda: (driver.write_value(rescue, address, 7), driver.synchronize(rescue)),
         "kernel": lambda: _on(torch, other, lambda: x.add_(1)),
     }.items():
         out[name] = _timed(act)

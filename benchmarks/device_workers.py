@@ -16,7 +16,7 @@ from crossfade.device.cuda import CudaDriver
 from crossfade.device.cuda_bindings import check
 from crossfade.device.memory import OpenedMemory, Pool
 from crossfade.device.records import Enqueued
-from crossfade.device.signals import HostBoard, Signal, SignalBoard
+from crossfade.device.signals import HostBoard, Signal
 from crossfade.device.streams import Role, Streams
 from crossfade.device.tensors import TensorReceiver, TensorSender, load_kernels
 from tests.helpers.device_cases import open_receiver, open_sender, wait_idle
@@ -187,7 +187,7 @@ def _enable_peer(driver: CudaDriver, other: int) -> None:
 
 
 def ping_pong(peers: Peers, device: int, other: int, num: int, num_rounds: int) -> dict[str, list[float]]:
-    """Round trips by stream memory operations alone, and with 4 KB each way; signals in host memory and in the waiting GPU's."""
+    """Round trips by stream memory operations alone, and with 4 KB each way; signals in host memory."""
     driver, streams = start(device)
     peer = peers[other]
     is_first = device < other
@@ -201,30 +201,26 @@ def ping_pong(peers: Peers, device: int, other: int, num: int, num_rounds: int) 
     there = OpenedMemory(driver, peer.get(), 4 * MB, "signals")
     host = HostBoard(driver, peer.share(65536) if is_first else peer.shared(), 256, "bench")
     gate = host.signal(200 + device, "gate")
-    near, far = SignalBoard(driver, block.address, 8), SignalBoard(driver, there.address, 8)
     source = torch.zeros(4096, dtype=torch.uint8, device=f"cuda:{device}")
-    boards: dict[str, tuple[SignalBoard, SignalBoard]] = {"host": (host, host), "device": (near, far)}
     out: dict[str, list[float]] = {}
     for size in (0, 4096):
-        for kind, (mine, theirs) in boards.items():
-            arrived = mine.signal(device % 2, "here")
-            tell = theirs.signal(other % 2, "there")
+        arrived, tell = host.signal(device % 2, "here"), host.signal(other % 2, "there")
 
-            def act(arrived: Signal = arrived, tell: Signal = tell, size: int = size) -> None:
-                for _ in range(num):
-                    if not is_first:
-                        arrived.wait(push)
-                    if size:
-                        driver.copy(there.address + 65536, source.data_ptr(), size, push)
-                    tell.set(push)
-                    if is_first:
-                        arrived.wait(push)
+        def act(arrived: Signal = arrived, tell: Signal = tell, size: int = size) -> None:
+            for _ in range(num):
+                if not is_first:
+                    arrived.wait(push)
+                if size:
+                    driver.copy(there.address + 65536, source.data_ptr(), size, push)
+                tell.set(push)
+                if is_first:
+                    arrived.wait(push)
 
-            rows = []
-            for _ in range(num_rounds):
-                peer.meet()
-                rows.append(elapsed_us(stream, act, gate) / num)
-            out[f"{kind} signals, {size} bytes"] = rows
+        rows = []
+        for _ in range(num_rounds):
+            peer.meet()
+            rows.append(elapsed_us(stream, act, gate) / num)
+        out[f"host signals, {size} bytes"] = rows
     peer.meet()
     there.close()
     host.close()

@@ -1,7 +1,6 @@
 """Collectives by copy engines beside NCCL's: alone, beside matrix products, eager and captured.
 
-``python -m benchmarks.peer_collectives run OUT.json [sweep | sizes]`` measures on all GPUs (``sweep``: more ways to do it, eager;
-``sizes``: the chosen ways, eager and captured) and writes after each case;
+``python -m benchmarks.peer_collectives run OUT.json`` measures on all GPUs, and writes after each case;
 ``python -m benchmarks.peer_collectives report OUT.json`` makes a report of it, anywhere.
 
 Each measure repeats a collective as often as NCCL could while ten matrix products (8192^3, bf16) run, so that there is as much to
@@ -38,10 +37,9 @@ SIZES = {
 NCCLS = ("NCCL", "NCCL, urgent", "NCCL, 4 groups")
 
 
-def _variants(is_sweep: bool) -> dict[str, list[Any]]:
+def _variants() -> dict[str, list[Any]]:
     """The ways to do each collective."""
     from benchmarks.peer_workers import OPS, Variant
-    from crossfade.peers.tuning import Direction, Tuning
 
     default = Variant("default")
     shared = [
@@ -59,20 +57,11 @@ def _variants(is_sweep: bool) -> dict[str, list[Any]]:
         Variant("into shared, 4 lanes", is_on_heap=True, num_lanes=4),
         Variant("into shared, 4 coalesced", is_on_heap=True, num_coalesced=4),
     ]
-    if is_sweep:
-        cut, three = Tuning(chunk_bytes=8 * MB, is_interleaved=True), Tuning(num_streams=3)
-        more = [
-            Variant("8 MB in turn", cut),
-            Variant("3 streams", three),
-            Variant("one by one", Tuning(is_batched=False)),
-        ]
-        sums += more
-        shared += [Variant("push", Tuning(direction=Direction.PUSH)), *more]
     moves = {"all_gather": [default, *shared, *in_place], "all_to_all": [default, *shared], "all_reduce": reduces}
     return {op: moves.get(op, sums) for op in OPS}
 
 
-def run(path: Path, what: str) -> None:
+def run(path: Path) -> None:
     """Measures, and leaves in the file what was measured when something fails."""
     import torch
 
@@ -80,9 +69,8 @@ def run(path: Path, what: str) -> None:
     from tests.helpers.device_pair import run_workers
 
     num = torch.cuda.device_count()
-    is_sweep = what == "sweep"
     cases = [w.Case(op, size) for op, sizes in SIZES.items() for size in sizes]
-    modes = ("eager",) if is_sweep else ("eager", "captured")
+    modes = ("eager", "captured")
     folder = Path(tempfile.mkdtemp())
     begin, failed = time.monotonic(), ""
     args = [
@@ -92,9 +80,9 @@ def run(path: Path, what: str) -> None:
             os.fspath(folder / "store"),
             os.fspath(folder),
             cases,
-            _variants(is_sweep),
+            _variants(),
             modes,
-            5 if is_sweep else 9,
+            9,
         )
         for rank in range(num)
     ]
@@ -217,6 +205,6 @@ def report(path: Path) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "run":
-        run(Path(sys.argv[2]), sys.argv[3])
+        run(Path(sys.argv[2]))
     else:
         report(Path(sys.argv[2]))

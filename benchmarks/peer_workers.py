@@ -18,7 +18,6 @@ import torch
 from benchmarks.device_workers import MB, Gemms, Peers, event, init_nccl
 from crossfade.peers import collectives
 from crossfade.peers.group import PeerGroup, open_group
-from crossfade.peers.tuning import DEFAULT, Tuning
 
 OPS = ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
 NCCL, URGENT, SEVERAL = "NCCL", "NCCL, urgent", "NCCL, 4 groups"
@@ -52,7 +51,6 @@ class Variant:
 
     Attributes:
         name: what a table calls it.
-        tuning: how.
         is_on_heap: the output is one that the other ranks write themselves.
         is_in_place: an all-gather's input lies in its output.
         num_lanes: calls that may be in flight at the same time, each lane on a stream of its own.
@@ -60,7 +58,6 @@ class Variant:
     """
 
     name: str
-    tuning: Tuning = DEFAULT
     is_on_heap: bool = False
     is_in_place: bool = False
     num_lanes: int = 1
@@ -198,7 +195,6 @@ def _open(rank: int, num_ranks: int, store: str) -> Bench:
             buffer_bytes=1024 * MB,
             heap_bytes=5000 * MB,
             num_lanes=NUM_LANES,
-            num_streams=3,
             is_replayable=is_captured,
         )
         for is_captured in (False, True)
@@ -279,7 +275,7 @@ def _runner(
             own = outs[lane][bench.rank * source.numel() : (bench.rank + 1) * source.numel()]
 
         def call(lane: int = lane, own: torch.Tensor = own, out: torch.Tensor = outs[lane]) -> None:
-            getattr(collectives, case.op)(own, group, out, lane=lane, tuning=variant.tuning)
+            getattr(collectives, case.op)(own, group, out, lane=lane)
 
         calls.append(call)
     return Runner(bench.streams[True][: variant.num_lanes], calls, outs)
@@ -304,7 +300,7 @@ def _coalesced_runner(
     outs = _outs(bench, variant, numel, source.dtype, is_captured=is_captured)
 
     def call() -> None:
-        function([source] * num, group, outs, tuning=variant.tuning)
+        function([source] * num, group, outs)
 
     return Runner(bench.streams[True][:1], [call], outs, num_in_call=num)
 

@@ -39,7 +39,6 @@ SUMS = (
     "rounds(rounds=2, lag=1, taper=3)",
     "rounds(rounds=4, lag=1)",
 )
-TILES = ("tiles", "tiles(rounds=2, group_rows=128)")
 MOVES = ("rounds", "rounds(rounds=2)")
 
 
@@ -65,9 +64,8 @@ def _cases(group: Any, rank: int, lane: int, *, is_quick: bool) -> list[Case]:
     from crossfade.ops.operators import all_gather_matmul, matmul_all_reduce, matmul_all_to_all, matmul_reduce_scatter
 
     m, n, k = QUICK_SIZES if is_quick else SIZES
-    sums = SUMS if is_quick else SUMS + TILES
     ways: list[tuple[Any, Sequence[str]]] = [
-        (matmul_reduce_scatter, sums), (matmul_all_reduce, sums), (all_gather_matmul, MOVES), (matmul_all_to_all, MOVES)
+        (matmul_reduce_scatter, SUMS), (matmul_all_reduce, SUMS), (all_gather_matmul, MOVES), (matmul_all_to_all, MOVES)
     ]  # fmt: skip
     draw = torch.Generator().manual_seed(1000 * lane + rank)
     found = []

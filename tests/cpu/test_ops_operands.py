@@ -23,14 +23,14 @@ def test_a_unit_divides_all(values: tuple[int, ...], unit: int) -> None:
 
 
 def test_layouts() -> None:
-    assert Operands.of(half(48, 32), half(32, 24)) == Operands("float16", 48, 24, 32, 32, 24, False, True, 8)
-    assert Operands.of(half(48, 32), half(24, 32).T) == Operands("float16", 48, 24, 32, 32, 32, True, True, 8)
+    assert Operands.of(half(48, 32), half(32, 24)) == Operands("float16", 48, 24, 32, 32, 24, False, True)
+    assert Operands.of(half(48, 32), half(24, 32).T) == Operands("float16", 48, 24, 32, 32, 32, True, True)
     assert Operands.of(half(48, 64)[:, :32], half(32, 24)).a_stride == 64
 
 
 def test_what_descriptors_cannot_describe() -> None:
-    assert Operands.of(half(8, 36), half(36, 24)) == Operands("float16", 8, 24, 36, 36, 24, False, False, 4)
-    assert Operands.of(half(8, 37), half(37, 24)).in_unit == 1
+    assert Operands.of(half(8, 36), half(36, 24)) == Operands("float16", 8, 24, 36, 36, 24, False, False)
+    assert not Operands.of(half(8, 37), half(37, 24)).is_by_descriptor
     assert not Operands.of(half(9, 32)[:, 4:28], half(24, 24)).is_by_descriptor
     assert not Operands.of(half(8, 32), half(32, 24), has_descriptors=False).is_by_descriptor
     # The length of a row is no matter where the rows lie well.
@@ -39,9 +39,9 @@ def test_what_descriptors_cannot_describe() -> None:
 
 def test_sides_of_one_element_have_any_stride() -> None:
     a, b = half(4, 32)[:1], half(32, 1)
-    assert Operands.of(a.as_strided((1, 32), (5, 1)), b) == Operands("float16", 1, 1, 32, 32, 1, False, False, 1)
+    assert Operands.of(a.as_strided((1, 32), (5, 1)), b) == Operands("float16", 1, 1, 32, 32, 1, False, False)
     row = half(1, 16).as_strided((1, 16), (3, 1))
-    assert Operands.of(half(8, 1), row) == Operands("float16", 8, 16, 1, 1, 16, False, False, 1)
+    assert Operands.of(half(8, 1), row) == Operands("float16", 8, 16, 1, 1, 16, False, False)
 
 
 @pytest.mark.parametrize(

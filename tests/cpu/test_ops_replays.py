@@ -144,9 +144,7 @@ def test_the_second_call_is_captured_and_replayed(machine: Machine, group: Group
     assert machine.log == ["wait for a stream", *["begin lane 0 on stream 7", "replay", "check lane 0"] * 4]
 
 
-@pytest.mark.parametrize(
-    ("name", "is_replayed"), [("rounds", True), ("tiles", True), ("plain", False), ("fused", True)]
-)
+@pytest.mark.parametrize(("name", "is_replayed"), [("rounds", True), ("plain", False), ("fused", True)])
 def test_what_is_short_stays_as_it_is(machine: Machine, group: Group, way: Way, name: str, is_replayed: bool) -> None:
     times(3, make(group), way, Candidate(name))
     assert machine.num_captures == is_replayed

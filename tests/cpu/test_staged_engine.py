@@ -12,7 +12,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from crossfade.channels.protocol import EMPTY  # noqa: E402
-from crossfade.device.staged_layout import Cut, StagedLayout  # noqa: E402
+from crossfade.device.staged_layout import StagedLayout  # noqa: E402
 from crossfade.errors import ChannelBroken, DeviceError, Failure  # noqa: E402
 from crossfade.host.memory import PAGE_BYTES  # noqa: E402
 from crossfade.testing import conformance  # noqa: E402
@@ -25,7 +25,7 @@ torch.set_num_threads(1)
 open_staged = in_turns(open_staged_ends)
 TestStagedEngine = conformance.suite(open_staged_pair)
 
-LAYOUTS = [TINY, StagedLayout(3, PAGE_BYTES, Cut.FULL, chunks_per_free=3), StagedLayout(8, 16 * PAGE_BYTES)]
+LAYOUTS = [TINY, StagedLayout(3, PAGE_BYTES), StagedLayout(8, 16 * PAGE_BYTES)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

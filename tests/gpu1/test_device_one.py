@@ -15,7 +15,7 @@ from crossfade.device.capabilities import Severity, judge, read_facts, read_topo
 from crossfade.device.capture import capture  # noqa: E402
 from crossfade.device.cuda import CudaDriver  # noqa: E402
 from crossfade.device.memory import Pool  # noqa: E402
-from crossfade.device.signals import HostBoard, SignalBoard  # noqa: E402
+from crossfade.device.signals import HostBoard  # noqa: E402
 from crossfade.device.staged_layout import StagedLayout  # noqa: E402
 from crossfade.device.watchdog import release  # noqa: E402
 from crossfade.errors import DeviceError  # noqa: E402
@@ -70,14 +70,9 @@ def test_a_tensor_lies_in_the_memory_and_keeps_it(driver: CudaDriver, dtype: Any
     pool.close()
 
 
-@pytest.mark.parametrize("kind", ["host", "device"])
-def test_a_signal_is_waited_for_reset_read_and_released(driver: CudaDriver, kind: str) -> None:
-    pool = Pool(driver)
-    block = pool.take(4096, "signals", "test")
-    tensor_on(block.address, (4096,), torch.uint8, 0).zero_()
-    torch.cuda.synchronize()
+def test_a_signal_is_waited_for_reset_read_and_released(driver: CudaDriver) -> None:
     memory = Memory.create("signals", 4096)
-    board = HostBoard(driver, memory, 4, "test") if kind == "host" else SignalBoard(driver, block.address, 4)
+    board = HostBoard(driver, memory, 4, "test")
     first, second = driver.create_stream("first"), driver.create_stream("second")
     signal = board.signal(1, "a signal")
     signal.set(second)
@@ -94,9 +89,7 @@ def test_a_signal_is_waited_for_reset_read_and_released(driver: CudaDriver, kind
         driver.destroy_stream(stream)
     board.close()
     memory.close()
-    block.drop("test")
     driver.close()
-    pool.close()
     assert driver.ledger.held() == []
 
 

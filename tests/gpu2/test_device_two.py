@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from crossfade.device.staged_layout import Cut, StagedLayout
+from crossfade.device.staged_layout import StagedLayout
 from tests.helpers import device_cases as cases
 from tests.helpers import device_kills as kills
 from tests.helpers.device_chain_kills import check_a_chain
@@ -25,10 +25,9 @@ def test_a_ring(num_slots: int) -> None:
         assert got["num_copied_out"] > 0
 
 
-@pytest.mark.parametrize("cut", Cut)
 @pytest.mark.parametrize("num_chunks", [2, 16])
-def test_staged(num_chunks: int, cut: Cut) -> None:
-    layout = StagedLayout(num_chunks=num_chunks, chunk_bytes=256 << 10, cut=cut)
+def test_staged(num_chunks: int) -> None:
+    layout = StagedLayout(num_chunks=num_chunks, chunk_bytes=256 << 10)
     sent, got = run_workers([cases.staged_sends, cases.staged_receives], [(0, 1, 100, layout), (1, 0, 100, layout)])
     assert got["num_wrong"] == 0
     assert sent["held"] == got["held"] == []

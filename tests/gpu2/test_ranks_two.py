@@ -144,7 +144,7 @@ def tuned(peers: dict[int, Peer], rank: int, num_ranks: int, folder: str) -> dic
     )
     x.add_(0)  # loads its kernel
     with torch.cuda.graph(graph):
-        captured = tuner.tune(other, is_capturing=True)
+        captured = tuner.decide(other)
         x.add_(1)
     graph.replay()
     torch.cuda.synchronize()

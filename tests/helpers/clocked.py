@@ -268,12 +268,6 @@ class ClockedDriver(StandIn):
         assert end is not None
         return end - begin
 
-    def peek(self, address: int) -> int:
-        return self.machine.word(address)
-
-    def poke(self, address: int, value: int) -> None:
-        self.machine.store(address, value, self.machine.now_us)
-
     def is_capturing(self, stream: int) -> bool:
         return self._capture is not None
 

@@ -10,10 +10,9 @@ import torch
 
 from crossfade.errors import DeviceError
 from crossfade.ops.ahead import prepare, prepare_call
-from crossfade.ops.calls.job import Algorithm, Job, Operator, Shape, refuse_in_capture
+from crossfade.ops.calls.job import Operator, Shape, refuse_in_capture
 from crossfade.ops.choice.cache import Source
 from crossfade.ops.choice.candidate import Candidate, candidates_for
-from crossfade.ops.forward import ALGORITHMS
 from crossfade.ops.tuning import tuner_of
 from crossfade.peers.group import PeerGroup
 from tests.helpers.ops_inputs import (
@@ -131,29 +130,6 @@ def own_operands(device: str) -> None:
             assert str(prepare(operator, group, m=0, n=4, k=4, dtype="float32")) == "plain"
 
 
-def hooks(device: str) -> None:
-    """What a way keeps is made for the very call, before it; where it fails on one rank, no rank goes on, and the group lives."""
-    with opened(device) as group:
-        jobs: list[Job] = []
-
-        def make_ready(job: Job, *, rounds: int, lag: int, taper: int) -> None:
-            jobs.append(job)
-            if rounds == 2 and job.group.rank == job.group.num_ranks - 1:
-                raise RuntimeError("no kernel for two rounds")
-
-        with pytest.MonkeyPatch.context() as patch:
-            known = ALGORITHMS[Operator.REDUCE_SCATTER]
-            patch.setitem(known, "rounds", Algorithm(known["rounds"].run, make_ready))
-            some = partial(prepare, Operator.REDUCE_SCATTER, group, m=8 * group.num_ranks, n=4, k=2, dtype="float32")
-            some(candidate="rounds(rounds=3)")
-            assert [tuple(job.a.shape) for job in jobs] == [(8 * group.num_ranks, 2)]
-            last = group.rank == group.num_ranks - 1
-            wanted, text = (RuntimeError, "no kernel") if last else (DeviceError, "could not be prepared on rank ")
-            with pytest.raises(wanted, match=text):
-                some(candidate="rounds(rounds=2)")
-        some(candidate="rounds(rounds=2)")
-
-
 def gradients(device: str) -> None:
     """They are gone once, for all operands, and what was given besides stays as it is."""
     with opened(device) as group:
@@ -196,7 +172,6 @@ CASES: dict[str, Callable[[str], None]] = {
         without_a_candidate,
         measured,
         own_operands,
-        hooks,
         gradients,
         too_late,
     )

@@ -15,19 +15,10 @@ from crossfade.errors import ChannelBroken
 from crossfade.ops import matmul_reduce_scatter
 from crossfade.peers import collectives
 from crossfade.peers.group import PeerGroup, open_group
-from crossfade.peers.tuning import Direction, Tuning
 from tests.helpers.device_pair import Peer, die, run_workers
 from tests.helpers.ranks import join_gpus
 
 Peers = dict[int, Peer]
-
-TUNINGS = (
-    Tuning(),
-    Tuning(direction=Direction.PUSH, num_streams=3),
-    Tuning(num_streams=2, chunk_bytes=64 << 10, is_batched=False),
-    Tuning(chunk_bytes=64 << 10, is_interleaved=True, is_staggered=False),
-    Tuning(one_shot_bytes=1 << 20),
-)
 
 
 def stop(group: PeerGroup) -> list[str]:
@@ -65,7 +56,7 @@ def expected(op: str, source: torch.Tensor) -> torch.Tensor:
 def right_values(peers: Peers, rank: int, num_ranks: int, store: str, num_calls: int) -> dict[str, Any]:
     """Random calls, eager, of all types and ways, some with strides, in pieces, in place, on two lanes."""
     join_gpus(rank, num_ranks, store)
-    group = open_group(buffer_bytes=1 << 20, num_lanes=2, heap_bytes=64 << 20, num_streams=3)
+    group = open_group(buffer_bytes=1 << 20, num_lanes=2, heap_bytes=64 << 20)
     heap = group.empty(8 << 20, dtype=torch.uint8)
     rng = random.Random(7)
     torch.manual_seed(rank)
@@ -75,7 +66,7 @@ def right_values(peers: Peers, rank: int, num_ranks: int, store: str, num_calls:
         dtype = getattr(torch, rng.choice(collectives.SUMMABLE))
         rows = num_ranks * rng.choice((0, 1, 3, 128, 1000, rng.randrange(20_000)))
         columns = rng.choice((1, 2, 8, 17))
-        tuning, way = rng.choice(TUNINGS), rng.choice(("plain", "strided", "out", "heap", "in place", "coalesced"))
+        way = rng.choice(("plain", "strided", "out", "heap", "in place", "coalesced"))
         source = (torch.randn(rows, columns, device="cuda") * 50).to(dtype)
         if way == "strided":
             source = source.t().contiguous().t()
@@ -90,26 +81,25 @@ def right_values(peers: Peers, rank: int, num_ranks: int, store: str, num_calls:
         torch.cuda.synchronize()
         if way == "coalesced" and op in ("all_reduce", "reduce_scatter"):
             rows_of = [source, source.clone(), source[: num_ranks * (rows // num_ranks // 2)]]
-            got, again, _ = getattr(collectives, f"{op}_coalesced")(rows_of, group, tuning=tuning)
+            got, again, _ = getattr(collectives, f"{op}_coalesced")(rows_of, group)
             assert torch.equal(got, again)
         else:
-            got = getattr(collectives, op)(source, group, out, lane=number % 2, tuning=tuning)
+            got = getattr(collectives, op)(source, group, out, lane=number % 2)
         if not torch.equal(got, want):
-            wrong.append(f"{number}: {op} of {dtype} {list(source.shape)}, {way}, {tuning}")
+            wrong.append(f"{number}: {op} of {dtype} {list(source.shape)}, {way}")
     return {"wrong": wrong, "held": stop(group)}
 
 
 def replays(peers: Peers, rank: int, num_ranks: int, store: str, num_replays: int) -> dict[str, Any]:
     """Captured collectives on two lanes beside products; inputs change and outputs are poisoned before each replay."""
     join_gpus(rank, num_ranks, store)
-    group = open_group(buffer_bytes=1 << 20, num_lanes=2, heap_bytes=16 << 20, num_streams=2, is_replayable=True)
+    group = open_group(buffer_bytes=1 << 20, num_lanes=2, heap_bytes=16 << 20, is_replayable=True)
     numel = num_ranks * 30_000
     source = torch.arange(numel, device="cuda", dtype=torch.int64) + rank
     summed, parts = torch.empty_like(source), group.empty(num_ranks * numel, dtype=torch.int64)
     mixed = torch.empty_like(source)
     side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     a = torch.randn(2048, 2048, device="cuda")
-    tuning = Tuning(num_streams=2)
     wrong = torch.zeros(1, device="cuda", dtype=torch.int64)
     ramp = torch.arange(numel, device="cuda", dtype=torch.int64)
     shift = torch.zeros(1, device="cuda", dtype=torch.int64)
@@ -121,9 +111,9 @@ def replays(peers: Peers, rank: int, num_ranks: int, store: str, num_replays: in
         for out in (summed, parts, mixed):
             out.fill_(-1)
         side.wait_stream(torch.cuda.current_stream())
-        collectives.all_reduce(source, group, summed, tuning=tuning)
+        collectives.all_reduce(source, group, summed)
         with torch.cuda.stream(side):
-            collectives.all_gather(source, group, parts, lane=1, tuning=tuning)
+            collectives.all_gather(source, group, parts, lane=1)
         torch.mm(a, a)
         collectives.all_to_all(source, group, mixed)
         torch.cuda.current_stream().wait_stream(side)

@@ -28,7 +28,6 @@ from crossfade.errors import ChannelBroken
 from crossfade.p2p import P2P
 from crossfade.peers.collectives import all_gather, all_reduce
 from crossfade.peers.group import PeerGroup, open_group
-from crossfade.peers.tuning import Direction, Tuning
 from tests.helpers.calm import calm_s
 from tests.helpers.footprint import footprint, held_more
 from tests.helpers.peer_cases import random_calls
@@ -70,11 +69,10 @@ def _run_collectives(group: PeerGroup, moment: str, seed: int, is_victim: bool, 
     """Calls until a rank dies; every result that is given is right."""
     all_reduce(torch.ones(4), group)
     if moment == "in a copy":
-        tuning = random.Random(seed).choice((Tuning(), Tuning(direction=Direction.PUSH, chunk_bytes=4096)))
         own = torch.full((1 << 21,), float(group.rank))
         os.write(ready, b"x")
         while True:
-            rows = all_gather(own, group, tuning=tuning).view(group.num_ranks, -1)
+            rows = all_gather(own, group).view(group.num_ranks, -1)
             for k, row in enumerate(rows):
                 assert row[0] == k, "a wrong result was given"
                 assert row[-1] == k, "a wrong result was given"
@@ -122,9 +120,7 @@ def _run_p2p(p2p: P2P, moment: str, seed: int, is_victim: bool, ready: int) -> N
 
 def _open_collectives(seed: int, num_ranks: int) -> PeerGroup:
     replayable = bool(seed % 2)
-    return open_group(
-        device="cpu", buffer_bytes=(1 << 16) * num_ranks, num_lanes=2, num_streams=3, is_replayable=replayable
-    )
+    return open_group(device="cpu", buffer_bytes=(1 << 16) * num_ranks, num_lanes=2, is_replayable=replayable)
 
 
 def _open_p2p(device: str, transport: str, seed: int, num_ranks: int) -> P2P:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from crossfade.device.context import DeviceContext
-from crossfade.device.staged_layout import Cut, StagedLayout
+from crossfade.device.staged_layout import StagedLayout
 from crossfade.edges.by_staging import Chunks, IncomingChunks, OutgoingChunks
 from crossfade.edges.host_copies import Joiner
 from crossfade.edges.layout import DeviceLayout
@@ -15,7 +15,7 @@ from crossfade.edges.writer import DeviceWriter
 from crossfade.host.memory import PAGE_BYTES
 from tests.helpers.copy_pair import Edge, host_home, pair_of
 
-TINY = StagedLayout(num_chunks=2, chunk_bytes=PAGE_BYTES, cut=Cut.FULL)
+TINY = StagedLayout(num_chunks=2, chunk_bytes=PAGE_BYTES)
 """Much less than most values need."""
 
 

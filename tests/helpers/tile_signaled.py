@@ -17,7 +17,7 @@ from crossfade.errors import DeviceError
 from crossfade.ops.signaled import signaling
 from crossfade.ops.signaled.sides import RowGroup
 from crossfade.ops.signaled.signaling import SignaledProducts
-from crossfade.ops.signaled.tiles import Block, TilePlan, plan_tiles
+from crossfade.ops.signaled.tiles import TilePlan, plan_tiles
 from tests.helpers.mended_interpreter import mend_the_interpreter
 from tests.helpers.tile_worlds import SMALL, Words, by_columns, integers, poisoned, rounded
 
@@ -51,7 +51,7 @@ class Side:
 
 
 def cut(rows: int, columns: int) -> TilePlan:
-    return plan_tiles(columns, [Block(0, 0, rows)], 0, tile_rows=16, tile_columns=32, piece_rows=32)
+    return plan_tiles(rows, columns, tile_rows=16, tile_columns=32, piece_rows=32)
 
 
 class Site:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -78,7 +79,7 @@ class LateStreams(LateDriver):
         return super().is_idle(stream)
 
     def wait_value(self, stream: int, address: int, value: int) -> None:
-        self._enqueue(stream, lambda: (self.peek(address) - value) & 0xFFFF_FFFF < 0x8000_0000)
+        self._enqueue(stream, lambda: (ctypes.c_uint32.from_address(address).value - value) & 0xFFFF_FFFF < 0x8000_0000)
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch", reason="peers are ranks of a torch.distributed group")
 
-from crossfade.peers.tuning import Direction, Tuning
+from crossfade.peers import steps
 from tests.helpers.ops_cases import LONG_CASES
 from tests.helpers.ops_gradient_cases import CASES as GRADIENT_CASES
 from tests.helpers.ops_modules import CASES as MODULE_CASES
@@ -18,7 +18,7 @@ from tests.helpers.peer_kills import kill_many
 from tests.helpers.ranks import suite
 from tests.helpers.worlds.kit import assert_sound_in_all_orders
 from tests.helpers.worlds.ranks import Call, Collective, PeerWorld
-from tests.unit.test_peers_proof import TUNINGS, check_in_a_row
+from tests.unit.test_peers_proof import SHOTS, check_in_a_row
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -49,23 +49,28 @@ def test_a_killed_rank_is_named_and_the_others_go_on(first_seed: int) -> None:
         kill_many(first_seed, 20, 200, what)
 
 
-@pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("collective", Collective)
-def test_two_calls_in_a_row_have_no_fault_in_very_many_orders(collective: Collective, direction: Direction) -> None:
-    tuning = Tuning(direction=direction, num_streams=2, is_batched=False, one_shot_bytes=0)
-    world = PeerWorld([Call(collective, tunings=(tuning,))] * 2, num_ranks=3, num_streams=2, buffer_bytes=768)
+def test_two_calls_in_a_row_have_no_fault_in_very_many_orders(
+    collective: Collective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "ONE_SHOT_BYTES", 0)
+    world = PeerWorld([Call(collective)] * 2, num_ranks=3, buffer_bytes=768)
     assert_sound_in_all_orders(world, most_runs=20_000, is_strict=False)
 
 
-@pytest.mark.parametrize("direction", Direction)
+@SHOTS
 @pytest.mark.parametrize("collective", Collective)
-def test_a_small_world_has_no_fault_in_any_order(collective: Collective, direction: Direction) -> None:
-    for one_shot_bytes in (0, 1 << 18):
-        tuning = Tuning(direction=direction, one_shot_bytes=one_shot_bytes)
-        assert_sound_in_all_orders(PeerWorld([Call(collective, tunings=(tuning,))]), is_strict=False)
+def test_a_small_world_has_no_fault_in_any_order(
+    collective: Collective, shots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shots == 2:
+        monkeypatch.setattr(steps, "ONE_SHOT_BYTES", 0)
+    assert_sound_in_all_orders(PeerWorld([Call(collective)]), is_strict=False)
 
 
-@pytest.mark.parametrize("tuning", TUNINGS)
+@SHOTS
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
-def test_all_collectives_in_a_row_and_again_from_a_graph(num_ranks: int, tuning: str) -> None:
-    check_in_a_row(num_ranks, tuning, 20)
+def test_all_collectives_in_a_row_and_again_from_a_graph(
+    num_ranks: int, shots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_in_a_row(num_ranks, shots, 20, monkeypatch)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossfade.device.capabilities import Facts, Severity, judge, require
-from crossfade.device.copies import EDGE_BYTES, cut, in_turn, stagger
+from crossfade.device.copies import EDGE_BYTES, cut, stagger
 from crossfade.errors import DeviceError
 from crossfade.topology import Device, Link, LinkKind, Rate, Slowdown, Topology
 
@@ -20,33 +20,19 @@ ADDRESSES = st.one_of(
 SIZES_BYTES = st.one_of(st.integers(0, 1 << 17), st.integers(1 << 17, 1 << 20))
 
 
-@given(
-    addresses=ADDRESSES,
-    size_bytes=SIZES_BYTES,
-    chunk_bytes=st.none() | st.integers(1, 1 << 16).map(lambda number: number * EDGE_BYTES),
-)
-def test_pieces_cover_a_copy_once_in_order(
-    addresses: tuple[int, int], size_bytes: int, chunk_bytes: int | None
-) -> None:
+@given(addresses=ADDRESSES, size_bytes=SIZES_BYTES)
+def test_pieces_cover_a_copy_once_in_order(addresses: tuple[int, int], size_bytes: int) -> None:
     target, source = addresses
-    pieces = cut(target, source, size_bytes, chunk_bytes)
+    pieces = cut(target, source, size_bytes)
     at = 0
     for piece in pieces:
         assert (piece.target, piece.source) == (target + at, source + at)
         assert piece.size_bytes > 0
         at += piece.size_bytes
     assert at == size_bytes
-    if chunk_bytes is not None:
-        assert all(piece.size_bytes <= chunk_bytes for piece in pieces)
     if (target - source) % EDGE_BYTES == 0 and size_bytes >= 1 << 17:
         long = [piece for piece in pieces if piece.size_bytes >= EDGE_BYTES]
         assert all(piece.target % EDGE_BYTES == 0 for piece in long)
-
-
-@pytest.mark.parametrize("chunk_bytes", [0, -16, 100])
-def test_a_chunk_that_is_no_multiple_of_16_is_refused(chunk_bytes: int) -> None:
-    with pytest.raises(ValueError, match="hint: take a positive multiple of 16"):
-        cut(0, 0, 1000, chunk_bytes)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
@@ -56,12 +42,6 @@ def test_in_each_step_all_ranks_have_different_targets(num_ranks: int) -> None:
         assert sorted([*order, rank]) == list(range(num_ranks))
     for step in zip(*orders, strict=True):
         assert len(set(step)) == num_ranks
-
-
-def test_pieces_of_several_targets_take_turns() -> None:
-    rows = [cut(0, 0, 48, 16), cut(1000, 0, 16, 16), cut(2000, 0, 32, 16)]
-    assert [piece.target for piece in in_turn(rows)] == [0, 1000, 2000, 16, 2016, 32]
-    assert list(in_turn([])) == []
 
 
 def facts(**changes: object) -> Facts:

@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from crossfade.peers.tuning import Tuning
+from crossfade.peers import steps
 from crossfade.testing.fake import Fault, Verdict, explore, sample
 from tests.helpers.worlds.deaths import ChainWorld, DeathWorld, Look, drive
 from tests.helpers.worlds.kit import assert_sound, no_search_for_races
@@ -61,8 +61,13 @@ def test_who_lets_its_own_streams_go_breaks_its_ends_off_first() -> None:
 
 # a rank in the middle of an all-reduce
 
-CALL = Call(Collective.ALL_REDUCE, tunings=(Tuning(one_shot_bytes=0, is_batched=False),))
+CALL = Call(Collective.ALL_REDUCE)
 MOMENTS = range(22)
+
+
+@pytest.fixture(autouse=True)
+def two_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "ONE_SHOT_BYTES", 0)
 
 
 def outcomes(*, is_asking: bool) -> list[Fault | None]:

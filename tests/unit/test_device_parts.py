@@ -27,10 +27,7 @@ from crossfade.device.records import (
     pack,
     unpack,
 )
-from crossfade.device.ring import num_signals
-from crossfade.device.ring_receiver import RingReceiver
-from crossfade.device.ring_sender import RingSender
-from crossfade.device.signals import Counter, HostBoard, Signal, SignalBoard
+from crossfade.device.signals import HostBoard
 from crossfade.device.streams import Role, Streams
 from crossfade.engines import device_ends, devices
 from crossfade.engines.board import pushes
@@ -62,47 +59,21 @@ def test_a_capture_whose_body_raises_ends_and_gives_its_events_back(driver: Runn
     assert driver.ledger.held("graph") == driver.ledger.held("event") == []
 
 
-def test_signals_and_counters_lie_on_both_kinds_of_board(driver: RunningDriver, board: HostBoard) -> None:
-    address = driver.allocate(4096, "signals")
-    near = SignalBoard(driver, address, 64)
+def test_signals_and_counters(driver: RunningDriver, board: HostBoard) -> None:
     stream = driver.create_stream("stream")
-    for each in (board, near):
-        signal, counter = each.signal(3, "a signal"), each.counter(4, "a counter")
-        assert isinstance(signal, Signal)
-        assert isinstance(counter, Counter)
-        counter.reset()
-        signal.set(stream)
-        counter.set(stream, 2)
-        counter.wait(stream, 1)
-        assert driver.is_idle(stream)
-        assert signal.is_set()
-        assert counter.is_at_least(2)
-        assert counter.is_set()
-        assert not counter.is_at_least(3)
-        assert counter.has(2) is each.is_quick
-        signal.wait(stream)
-        assert driver.is_idle(stream)
-        assert not signal.is_set()
-
-
-def test_a_ring_works_on_signals_in_device_memory(driver: RunningDriver) -> None:
-    address = driver.allocate(65536, "signals")
-    board = SignalBoard(driver, address, num_signals(1))
-    pool, copies, use = Pool(driver), driver.create_stream("copies"), driver.create_stream("use")
-    to_sender: list[object] = []
-    to_receiver: list[object] = []
-    receiver = RingReceiver(driver, pool, board, to_sender.append, "ring", num_slots=1, slot_bytes=64)
-    sender = RingSender(driver, board, copies, to_receiver.append, "ring")
-    source = pool.take(8, "source", "test").address
-    for _ in range(3):
-        while to_sender:
-            sender.on_record(to_sender.pop(0))  # type: ignore[arg-type]
-        assert sender.try_send(source, 8)
-        record = to_receiver.pop()
-        assert isinstance(record, Enqueued)
-        receiver.accept(record, use).release()
-        assert driver.is_idle(use)
-    assert receiver.statistics().num_values == 3
+    signal, counter = board.signal(3, "a signal"), board.counter(4, "a counter")
+    counter.reset()
+    signal.set(stream)
+    counter.set(stream, 2)
+    counter.wait(stream, 1)
+    assert driver.is_idle(stream)
+    assert signal.is_set()
+    assert counter.is_set()
+    assert counter.has(2)
+    assert not counter.has(3)
+    signal.wait(stream)
+    assert driver.is_idle(stream)
+    assert not signal.is_set()
 
 
 def test_opened_memory_is_closed_with_its_last_user(driver: RunningDriver) -> None:

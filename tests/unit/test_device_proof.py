@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossfade.device.staged_layout import Cut
 from crossfade.testing.fake import Verdict, sample
 from crossfade.testing.fake.explore import World
 from tests.helpers.worlds import rings as faults
@@ -85,7 +84,6 @@ RINGS = st.builds(
     is_one_process=st.booleans(),
     num_use_streams=st.integers(1, 3),
     side=st.sampled_from(["", "rejoins"]),
-    chunk_bytes=st.sampled_from([None, 256]),
 )
 
 STAGED = st.builds(
@@ -93,8 +91,6 @@ STAGED = st.builds(
     sizes_bytes=st.lists(st.sampled_from([0, 3, 4096, 10_000, 20_000]), min_size=1, max_size=4),
     num_chunks=st.integers(2, 4),
     num_streams=st.sampled_from([1, 3]),
-    cut=st.sampled_from(Cut),
-    chunks_per_free=st.sampled_from([None, 1, 2]),
     num_queues=QUEUES,
 )
 

@@ -245,7 +245,7 @@ def test_what_has_not_ended_is_told_later() -> None:
     bench.span(bench.push, 10.0, 1)
     bench.span(bench.compute, 10.0, 2)
     assert [span.execution for span in bench.device.spans()] == [0, 2]
-    bench.driver.poke(NEVER, 1)
+    bench.driver.machine.store(NEVER, 1, bench.driver.machine.now_us)
     assert [span.execution for span in bench.device.spans()] == [0, 1, 2]
 
 

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from crossfade.device.records import Announced, ChunksEnqueued, ChunksFreeEnqueued, Enqueued, Record
 from crossfade.device.staged import StagedReceiver, StagedSender, StagedStreams
 from crossfade.device.staged_end import Rest
-from crossfade.device.staged_layout import Cut, StagedLayout, pipeline_us
+from crossfade.device.staged_layout import StagedLayout
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
 from crossfade.host.memory import PAGE_BYTES, Memory
 from crossfade.testing.fake import FakeDriver, Machine
 from crossfade.testing.fake.machine import Range
 from tests.helpers.running_driver import run
+from tests.helpers.staged_times import pipeline_us
 
 MB = 1 << 20
 GBS, COPY_US = 55.0, 3.5
@@ -27,7 +28,6 @@ LAYOUTS = st.builds(
     StagedLayout,
     num_chunks=st.integers(2, 9),
     chunk_bytes=st.integers(1, 64).map(lambda n: n * PAGE_BYTES),
-    cut=st.sampled_from(Cut),
 )
 
 
@@ -44,33 +44,27 @@ def test_no_other_cut_beats_equal_chunks(cuts: set[int]) -> None:
     ends = [0, *(cut * (MB // 16) for cut in sorted(cuts)), 64 * MB]
     other = [end - begin for begin, end in pairwise(ends)]
     equal = StagedLayout().lengths(64 * MB)
-    assert pipeline_us(equal, GBS, GBS, COPY_US) <= pipeline_us(other, GBS, GBS, COPY_US) + 0.5
+    assert pipeline_us(equal) <= pipeline_us(other) + 0.5
 
 
 @given(lengths=st.lists(st.integers(1, 8 * MB), min_size=1, max_size=40))
 def test_on_equal_links_only_the_number_and_the_longest_chunk_count(lengths: list[int]) -> None:
     expected = (sum(lengths) + max(lengths)) / (GBS * 1e3) + (len(lengths) + 1) * COPY_US
-    assert pipeline_us(lengths, GBS, GBS, COPY_US) == pytest.approx(expected)
+    assert pipeline_us(lengths) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
-    ("cut", "chunk_mb", "num", "time_us"), [(Cut.EQUAL, 4, 19, 1354), (Cut.FULL, 3, 22, 1358), (Cut.FULL, 4, 16, 1356)]
+    ("lengths", "num", "time_us"),
+    [(StagedLayout().lengths(64 * MB), 19, 1354), ([3 * MB] * 21 + [MB], 22, 1358), ([4 * MB] * 16, 16, 1356)],
 )
-def test_the_figures_of_the_docstring(cut: Cut, chunk_mb: int, num: int, time_us: int) -> None:
-    lengths = StagedLayout(8, chunk_mb * MB, cut).lengths(64 * MB)
-    assert (len(lengths), round(pipeline_us(lengths, GBS, GBS, COPY_US))) == (num, time_us)
+def test_the_figures_of_the_docstring(lengths: list[int], num: int, time_us: int) -> None:
+    assert (len(lengths), round(pipeline_us(lengths))) == (num, time_us)
 
 
 @pytest.mark.parametrize(("num_chunks", "chunk_bytes"), [(1, 4096), (2, 100), (2, 0)])
 def test_a_layout_is_checked(num_chunks: int, chunk_bytes: int) -> None:
     with pytest.raises(ValueError, match="hint: at least 2 chunks"):
         StagedLayout(num_chunks, chunk_bytes)
-
-
-@pytest.mark.parametrize("chunks_per_free", [0, 5])
-def test_how_often_chunks_are_freed_is_checked(chunks_per_free: int) -> None:
-    with pytest.raises(ValueError, match="hint: from 1 to all"):
-        StagedLayout(4, 4096, chunks_per_free=chunks_per_free)
 
 
 @given(
@@ -101,7 +95,7 @@ class Ends:
     """A sender and a receiver whose records the test carries."""
 
     def __init__(self, layout: StagedLayout | None = None) -> None:
-        layout = layout or StagedLayout(4, PAGE_BYTES, Cut.FULL)
+        layout = layout or StagedLayout(4, PAGE_BYTES)
         self.machine = Machine()
         self.driver = FakeDriver(self.machine, "process")
         memory = Memory.create("staged", layout.size_bytes)
@@ -137,14 +131,14 @@ def test_what_comes_back_is_told_for_half_of_the_chunks_and_at_the_end_of_a_valu
 
 
 def test_records_double_so_that_the_receiver_begins_early_and_hears_of_many_at_once() -> None:
-    ends = Ends(StagedLayout(16, PAGE_BYTES, Cut.FULL))
+    ends = Ends(StagedLayout(16, PAGE_BYTES))
     ends.sender.send(ends.source, 12 * PAGE_BYTES)
     numbers = [record.num_chunks for record in ends.to_receiver if isinstance(record, ChunksEnqueued)]
     assert numbers == [1, 1, 2, 4, 4]
 
 
 def test_a_value_without_a_place_goes_by_and_the_next_one_comes_whole() -> None:
-    ends = Ends(StagedLayout(2, PAGE_BYTES, Cut.FULL))
+    ends = Ends(StagedLayout(2, PAGE_BYTES))
     ends.driver.kernel(ends.sender._streams.copies, "make", writes=((ends.source, b"next" * 5 * (PAGE_BYTES // 4)),))
     ends.sender.send(ends.source, 5 * PAGE_BYTES)
     ends.sender.send(ends.source, 4)
@@ -176,7 +170,7 @@ class Noted:
 
 
 def test_chunks_that_follow_later_are_recorded_as_of_their_own_execution() -> None:
-    ends, up, down = Ends(StagedLayout(2, PAGE_BYTES, Cut.FULL)), Noted(), Noted()
+    ends, up, down = Ends(StagedLayout(2, PAGE_BYTES)), Noted(), Noted()
     ends.sender.around, ends.receiver.around = up, down
     for up.execution, num_pages in enumerate((5, 4)):
         ends.sender.send(ends.source, num_pages * PAGE_BYTES)

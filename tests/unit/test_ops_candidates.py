@@ -13,7 +13,6 @@ from crossfade.errors import DeviceError
 from crossfade.ops.calls.counts import Counts
 from crossfade.ops.calls.job import Given, Operator, Shape
 from crossfade.ops.calls.products import cut_evenly, least_rounds, require_slot
-from crossfade.ops.choice import candidate
 from crossfade.ops.choice import choose as choice
 from crossfade.ops.choice.candidate import PARAMETERS, PLAIN, Candidate, candidates_for
 
@@ -45,7 +44,6 @@ def test_texts() -> None:
     assert str(Candidate.of("rounds", lag=0, taper=1)) == "rounds(rounds=1)"
     assert Candidate.parse("rounds(rounds=2, taper=3, lag=1)").arguments == {"rounds": 2, "lag": 1, "taper": 3}
     assert Candidate.parse("rounds(rounds=2)") == Candidate.of("rounds", rounds=2, lag=0, taper=1)
-    assert str(Candidate.of("tiles")) == "tiles(rounds=1, group_rows=0, reserve_sms=0)"
 
 
 @pytest.mark.parametrize(
@@ -62,7 +60,7 @@ def test_texts() -> None:
         ("rounds(chunks=2)", "'rounds' has no parameter 'chunks'\nhint: it has rounds"),
         ("plain(chunks=2)", "'plain' has no parameter 'chunks'\nhint: it has no parameters"),
         ("rounds(taper=0)", "taper of 'rounds' is 0\nhint: 1 is the least"),
-        ("tiles(lag=1)", "'tiles' has no parameter 'lag'\nhint: it has rounds, group_rows, reserve_sms"),
+        ("tiles(rounds=1)", "there is no candidate 'tiles'"),
         ("rounds(rounds=0)", "rounds of 'rounds' is 0\nhint: 1 is the least"),
         ("chunked(chunks=2)", "there is no candidate 'chunked'"),
     ],
@@ -104,14 +102,6 @@ def test_rounds_with_a_lag_or_a_taper_are_for_all_reduces_whose_blocks_fit() -> 
     assert names(Operator.ALL_REDUCE, (1024, 128, 64), group())[4:] == tapered[:1]  # 256 rows of a rank
     assert names(Operator.ALL_REDUCE, (4096, 128, 64), group(slot_bytes=256 * 1023))[4:] == []
     assert names(Operator.REDUCE_SCATTER, (4096, 128, 64), group())[4:] == []
-
-
-def test_tiles_are_for_products_that_sum_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidate, "find_spec", lambda name: "found" if name == "triton" else None)
-    where = group(device_type="cuda", process_group=None)
-    for operator in (Operator.REDUCE_SCATTER, Operator.ALL_REDUCE):
-        assert "tiles(rounds=1, group_rows=0, reserve_sms=0)" in names(operator, (4096, 128, 64), where)
-        assert not any(each.startswith("tiles") for each in names(operator, (4096, 128, 0), where))
 
 
 @given(st.integers(0, 200), st.integers(1, 50))

@@ -1,5 +1,5 @@
-"""The fake machine finds no fault in sums in turns, whatever is drawn: ranks, lanes, rounds and their lengths, lag, pieces,
-products one by one or in one launch, outputs of the caller or shared, other operators and collectives in between, captures, and
+"""The fake machine finds no fault in sums in turns, whatever is drawn: ranks, lanes, rounds and their lengths, lag,
+outputs of the caller or shared, other operators and collectives in between, captures, and
 replays beside ranks that do not replay; and it finds the faults that were planted, by the operations that do not go together.
 
 PL-5 is asked for by its meaning, as for collectives: no deadlock in any order, on any number of hardware queues.
@@ -33,13 +33,11 @@ from tests.helpers.worlds.lane_faults import (
     StepBehind,
     StepsByTheStream,
     SumsBeforeAdd,
-    hold,
 )
 from tests.helpers.worlds.ranks import Call, Collective, Round
-from tests.helpers.worlds.turns import SUMS, Counters, TurnsWorld, Way, turns_worlds
+from tests.helpers.worlds.turns import SUMS, TurnsWorld, Way, turns_worlds
 
 SCATTER, REDUCE = SUMS
-IN_TURNS = pytest.mark.parametrize("way", [Way.TURNS, Way.TILES])
 
 
 @given(world=turns_worlds(), seeds=orders(3))
@@ -54,25 +52,24 @@ def test_all_ways_in_a_row_and_again_from_a_graph(
     num_ranks: int, num_parts: int, lag: int, taper: int, num_queues: int | None
 ) -> None:
     """One rank of two replays the graph, and the other one does the same calls one by one."""
-    ways = [Way.TURNS, Way.TILES, Way.ROUNDS, Way.TILES, Way.TURNS, Way.COLLECTIVE, Way.TURNS, Way.TILES]
+    ways = [Way.TURNS, Way.TURNS, Way.ROUNDS, Way.TURNS, Way.TURNS, Way.COLLECTIVE, Way.TURNS, Way.TURNS]
     exchange, gather = Collective.ALL_TO_ALL, Collective.ALL_GATHER
     operators = [SCATTER, REDUCE, exchange, REDUCE, REDUCE, gather, SCATTER, SCATTER]
     calls = [Call(each, 61, is_shared=number == 3) for number, each in enumerate(operators)]
     rounds = (Round.EAGER, Round.REPLAY, Round.REPLAY)
-    shape: dict[str, Any] = {"num_parts": num_parts, "lag": lag, "taper": taper, "num_pieces": 2}
+    shape: dict[str, Any] = {"num_parts": num_parts, "lag": lag, "taper": taper}
     options = {"buffer_bytes": 256 * num_ranks, "is_replayable": True, "is_half_replayed": True, **shape}
     assert_sound(TurnsWorld(calls, num_ranks, rounds, num_queues, ways=ways, **options), range(2), is_strict=False)
 
 
-@IN_TURNS
 @pytest.mark.parametrize(("num_parts", "lag"), [(1, 0), (2, 0), (2, 1)])
 @pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("operator", SUMS)
 def test_a_small_world_has_no_fault_in_many_orders(
-    operator: Collective, is_shared: bool, num_parts: int, lag: int, way: Way
+    operator: Collective, is_shared: bool, num_parts: int, lag: int
 ) -> None:
     calls = [Call(operator, 6, is_shared=is_shared)] * 2
-    world = TurnsWorld(calls, num_parts=num_parts, lag=lag, buffer_bytes=512, ways=[way])
+    world = TurnsWorld(calls, num_parts=num_parts, lag=lag, buffer_bytes=512)
     assert_sound_in_all_orders(world, most_runs=40, is_strict=False)
 
 
@@ -84,11 +81,11 @@ def verbs(operations: tuple[str, ...]) -> frozenset[str]:
 
 
 def found(
-    operator: Collective, way: Way, fault: type[Lane] = Lane, *, is_shared: bool = False, **options: Any
+    operator: Collective, fault: type[Lane] = Lane, *, is_shared: bool = False, **options: Any
 ) -> set[tuple[str, frozenset[str]]]:
     """What is found in orders drawn by seed: the kind, and the first words of the operations that do not go together."""
     shape = {"rounds": (Round.EAGER,) * 3, "num_parts": 3, "buffer_bytes": 768, **options}
-    world = TurnsWorld([Call(operator, 12, is_shared=is_shared)], 3, ways=[way], lane=fault, **shape)
+    world = TurnsWorld([Call(operator, 12, is_shared=is_shared)], 3, lane=fault, **shape)
     verdicts = [sample(world, [seed], is_strict=False) for seed in range(6)]
     return {(each.kind, verbs(each.operations)) for each in verdicts}
 
@@ -103,82 +100,66 @@ def race(*names: str) -> tuple[str, frozenset[str]]:
 NONE = {("ok", frozenset[str]())}
 
 
-@IN_TURNS
 @pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("operator", SUMS)
-def test_without_a_fault_nothing_is_found(operator: Collective, is_shared: bool, way: Way) -> None:
-    assert found(operator, way, is_shared=is_shared) == NONE
+def test_without_a_fault_nothing_is_found(operator: Collective, is_shared: bool) -> None:
+    assert found(operator, is_shared=is_shared) == NONE
     for num_parts in (1, 2, 3):
-        assert found(operator, way, is_shared=is_shared, num_parts=num_parts, **REPLAYED) == NONE
+        assert found(operator, is_shared=is_shared, num_parts=num_parts, **REPLAYED) == NONE
 
 
-@IN_TURNS
 @pytest.mark.parametrize("operator", SUMS)
-def test_a_step_that_is_set_in_front_of_its_copies_is_found(
-    operator: Collective, way: Way, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(schedule, "copy", hold)
-    assert race("sum", "copy") in found(operator, way, StepBeforeCopy)
+def test_a_step_that_is_set_in_front_of_its_copies_is_found(operator: Collective) -> None:
+    assert race("sum", "copy") in found(operator, StepBeforeCopy)
 
 
-@IN_TURNS
 @pytest.mark.parametrize("fault", [NeverCleared, NoStepWait, StepBehind, StepsByTheStream])
 @pytest.mark.parametrize("operator", SUMS)
-def test_steps_that_say_too_much_are_found(operator: Collective, fault: type[Lane], way: Way) -> None:
+def test_steps_that_say_too_much_are_found(operator: Collective, fault: type[Lane]) -> None:
     """Never put back, not waited for, waited for one too early, or set by a stream that has not copied."""
-    assert race("sum", "copy") in found(operator, way, fault)
+    assert race("sum", "copy") in found(operator, fault)
     if operator is REDUCE:
-        assert race("sum", "copy") in found(operator, way, fault, is_shared=True)
+        assert race("sum", "copy") in found(operator, fault, is_shared=True)
 
 
-@IN_TURNS
-def test_a_replayable_lane_without_the_empty_exchange_is_found(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replayable_lane_without_the_empty_exchange_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "barrier", lambda lane, stream: None)
     options: dict[str, Any] = {"rounds": (Round.REPLAY,) * 3, "is_replayable": True}
-    assert found(SCATTER, way, **options) == NONE  # then the lane ends the call with one
-    kinds = found(SCATTER, way, NeverEven, **options)
+    assert found(SCATTER, **options) == NONE  # then the lane ends the call with one
+    kinds = found(SCATTER, NeverEven, **options)
     assert kinds & {race("set", "reset"), race("copy", "sum"), race("set")}
     assert kinds.isdisjoint(NONE)
 
 
-@IN_TURNS
 @pytest.mark.parametrize("fault", [SumsBeforeAdd, FetchElsewhere])
-def test_sums_that_are_fetched_before_they_are_there_are_found(fault: type[Lane], way: Way) -> None:
+def test_sums_that_are_fetched_before_they_are_there_are_found(fault: type[Lane]) -> None:
     """Announced in front of the kernel that adds, or fetched by a stream that did not wait for them."""
-    assert race("sum", "copy") in found(REDUCE, way, fault)
+    assert race("sum", "copy") in found(REDUCE, fault)
 
 
-@IN_TURNS
-def test_a_shared_output_that_is_used_before_the_others_have_written_it_is_found(way: Way) -> None:
-    assert race("use", "copy") in found(REDUCE, way, NoWait, is_shared=True)
+def test_a_shared_output_that_is_used_before_the_others_have_written_it_is_found() -> None:
+    assert race("use", "copy") in found(REDUCE, NoWait, is_shared=True)
 
 
-@IN_TURNS
-def test_one_buffer_for_all_exchanges_is_found(way: Way) -> None:
+def test_one_buffer_for_all_exchanges_is_found() -> None:
     """With one round: later rounds of the same call come behind signals that happen to say enough."""
-    assert race("sum", "copy") in found(SCATTER, way, OneBuffer, num_parts=1)
-    assert race("copy") in found(REDUCE, way, OneBuffer, num_parts=1)
-
-
-@IN_TURNS
-@pytest.mark.parametrize("operator", SUMS)
-def test_one_signal_for_all_exchanges_is_found(operator: Collective, way: Way) -> None:
-    assert found(operator, way, OneSignal) & {race("set", "reset"), race("set")}
+    assert race("sum", "copy") in found(SCATTER, OneBuffer, num_parts=1)
+    assert race("copy") in found(REDUCE, OneBuffer, num_parts=1)
 
 
 @pytest.mark.parametrize("operator", SUMS)
-def test_pieces_that_are_sent_before_they_are_computed_are_found(
-    operator: Collective, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert race("put", "copy") in found(operator, Way.TURNS, NoLocalFork)
-    monkeypatch.setattr(Counters, "wait", lambda *args, **options: None)
-    assert race("put", "copy") in found(operator, Way.TILES)
+def test_one_signal_for_all_exchanges_is_found(operator: Collective) -> None:
+    assert found(operator, OneSignal) & {race("set", "reset"), race("set")}
 
 
-@IN_TURNS
-def test_a_call_that_ends_before_its_local_stream_is_found(way: Way) -> None:
-    assert race("use", "copy") in found(REDUCE, way, NoLocalJoin)
-    assert race("use", "copy") in found(REDUCE, way, NoLocalJoin, is_shared=True)
+@pytest.mark.parametrize("operator", SUMS)
+def test_parts_that_are_sent_before_they_are_computed_are_found(operator: Collective) -> None:
+    assert race("put", "copy") in found(operator, NoLocalFork)
+
+
+def test_a_call_that_ends_before_its_local_stream_is_found() -> None:
+    assert race("use", "copy") in found(REDUCE, NoLocalJoin)
+    assert race("use", "copy") in found(REDUCE, NoLocalJoin, is_shared=True)
 
 
 OTHERS, OWN = False, True

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from crossfade.device.signals import CLEAR, SignalBoard
+from crossfade.device.signals import CLEAR, HostBoard
 from crossfade.device.watchdog import DeathReport, Watchdog, release
 from crossfade.peers.lane import Epoch, Lane
 from crossfade.testing.fake import FakeDriver, Machine
 from tests.helpers.running_driver import RunningDriver, run
-from tests.helpers.worlds.kit import no_search_for_races
+from tests.helpers.worlds.kit import no_search_for_races, scratch
 from tests.helpers.worlds.ranks import Call, Collective, PeerWorld
 
 pytestmark = pytest.mark.usefixtures("no_search_for_races")
@@ -23,11 +23,11 @@ __all__ = ["no_search_for_races"]
 
 
 @pytest.fixture
-def board(driver: RunningDriver) -> SignalBoard:
-    return SignalBoard(driver, driver.allocate(4 * 64, "signals"), 4)
+def board(driver: RunningDriver) -> HostBoard:
+    return HostBoard(driver, scratch(), 4, "test")
 
 
-def test_a_wait_for_a_step_holds_until_this_or_a_later_one_is_set(driver: RunningDriver, board: SignalBoard) -> None:
+def test_a_wait_for_a_step_holds_until_this_or_a_later_one_is_set(driver: RunningDriver, board: HostBoard) -> None:
     theirs, first, second = (driver.create_stream(name) for name in ("theirs", "first", "second"))
     signal = board.signal(0, "a signal")
     signal.wait_for_step(first, 1)
@@ -44,7 +44,7 @@ def test_a_wait_for_a_step_holds_until_this_or_a_later_one_is_set(driver: Runnin
     assert board.peek(0) == CLEAR
 
 
-def test_a_signal_is_set_when_nobody_can_wait_for_a_later_step(driver: RunningDriver, board: SignalBoard) -> None:
+def test_a_signal_is_set_when_nobody_can_wait_for_a_later_step(driver: RunningDriver, board: HostBoard) -> None:
     stream, signal = driver.create_stream("theirs"), board.signal(0, "a signal")
     assert signal.last == 1
     signal.set(stream, 1)
@@ -62,7 +62,7 @@ def test_a_signal_is_set_when_nobody_can_wait_for_a_later_step(driver: RunningDr
     assert not signal.is_missed(was_released=True)
 
 
-def test_a_waiter_for_the_second_step_is_released(driver: RunningDriver, board: SignalBoard) -> None:
+def test_a_waiter_for_the_second_step_is_released(driver: RunningDriver, board: HostBoard) -> None:
     """The peer has set the first step, and dies. A wait that takes nothing away leaves no trace in the report."""
     theirs, stream = driver.create_stream("theirs"), driver.create_stream("waits")
     signal, other = board.signal(0, "a signal"), board.signal(1, "another")
@@ -75,7 +75,7 @@ def test_a_waiter_for_the_second_step_is_released(driver: RunningDriver, board: 
     assert [board.peek(index) for index in (0, 1)] == [2, 1]
 
 
-def test_a_wait_for_the_last_step_is_released_and_named(driver: RunningDriver, board: SignalBoard) -> None:
+def test_a_wait_for_the_last_step_is_released_and_named(driver: RunningDriver, board: HostBoard) -> None:
     theirs, stream = driver.create_stream("theirs"), driver.create_stream("waits")
     signal, other = board.signal(0, "a signal"), board.signal(1, "another")
     signal.set(theirs)
@@ -90,7 +90,7 @@ def test_a_wait_for_the_last_step_is_released_and_named(driver: RunningDriver, b
     assert set(report.waited_for) == {"a signal", "another"}
 
 
-def test_without_the_step_a_waiter_is_not_let_go(driver: RunningDriver, board: SignalBoard) -> None:
+def test_without_the_step_a_waiter_is_not_let_go(driver: RunningDriver, board: HostBoard) -> None:
     """Whoever waits past the signal has to say so with `expect`."""
     stream, signal = driver.create_stream("waits"), board.signal(0, "a signal")
     driver.wait_value(stream, signal.address, 2)
@@ -101,7 +101,7 @@ def test_without_the_step_a_waiter_is_not_let_go(driver: RunningDriver, board: S
 
 @pytest.mark.timeout(20)
 def test_steps_that_are_waited_for_after_a_death_are_let_go(
-    driver: RunningDriver, board: SignalBoard, killed: int
+    driver: RunningDriver, board: HostBoard, killed: int
 ) -> None:
     """Also later ones than any that was waited for before."""
     stream, signal, watchdog = driver.create_stream("waits"), board.signal(0, "a signal"), Watchdog(driver)
@@ -164,8 +164,8 @@ def test_a_lane_announces_steps_and_waits_for_them(lanes: list[Lane], monkeypatc
     lane = lanes[0]
     recorder, epoch = recorded(lane, monkeypatch), lane.advance()
     to, from_ = ([row[peer].address for peer in (1, 2)] for row in (epoch.outgoing, epoch.incoming))
-    lane.announce_step(epoch, [1, 2], 5, 2)
-    lane.announce_step(epoch, [2], 5, 3)
+    lane.announce(epoch, [1, 2], 5, 2)
+    lane.announce(epoch, [2], 5, 3)
     lane.await_step(epoch, [1, 2], 6, 1, 2)
     lane.await_step(epoch, [1, 2], 6, 2, 2)
     assert recorder.calls == [
@@ -182,7 +182,7 @@ def test_a_lane_announces_steps_and_waits_for_them(lanes: list[Lane], monkeypatc
 def test_a_lane_of_one_rank_enqueues_no_empty_batch(lanes: list[Lane], monkeypatch: pytest.MonkeyPatch) -> None:
     lane = lanes[0]
     recorder, epoch = recorded(lane, monkeypatch), lane.advance()
-    lane.announce_step(epoch, [], 5, 1)
+    lane.announce(epoch, [], 5, 1)
     lane.await_step(epoch, [], 5, 1, 1)
     assert recorder.calls == []
 
@@ -202,15 +202,15 @@ def test_lanes_in_the_middle_of_steps_are_let_go_when_a_rank_dies(
 
     monkeypatch.setattr(FakeDriver, "is_idle", run_and_look)
     stream, epochs = driver.create_stream("waits"), [each.advance() for each in lanes]
-    lanes[1].announce_step(epochs[1], [0], lanes[1].local, 1)
+    lanes[1].announce(epochs[1], [0], lanes[1].local, 1)
     for step in (1, 2, 3):
-        lanes[2].announce_step(epochs[2], [0], lanes[2].local, step)
+        lanes[2].announce(epochs[2], [0], lanes[2].local, step)
         lane.await_step(epochs[0], [1, 2], stream, step, 3)
     for other in (1, 2):
         epoch: Epoch = lanes[other].advance()
         if other == 2:
-            lanes[2].announce(epoch, [0], lanes[2].local, is_batched=False)
-    lane.await_full(lane.advance(), [1, 2], stream, is_batched=True)
+            lanes[2].announce(epoch, [0], lanes[2].local)
+    lane.await_full(lane.advance(), [1, 2], stream)
     assert not driver.is_idle(stream)
 
     def of_the_dead() -> list[Any]:

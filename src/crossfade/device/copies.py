@@ -1,14 +1,14 @@
-"""Copies cut for the copy engines: chunked, aligned, staggered over several targets.
+"""Copies cut for the copy engines: aligned, staggered over several targets.
 
 Pure arithmetic first (`cut`, `stagger`), then `enqueue`, which is one line. The copy engine wants few, large copies whose inner
 bytes begin on a 16-byte boundary: an odd head and tail go by themselves, so that the bulk is aligned. Copies to several targets
-from several streams do not add up, so one stream serves them all, a chunk to each in turn, and every rank begins with its next
-neighbour: no two ranks send to the same target at the same time.
+from several streams do not add up, so one stream serves them all, and every rank begins with its next neighbour: no two ranks send
+to the same target at the same time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from crossfade.device.driver import Driver
@@ -26,40 +26,20 @@ class Piece(NamedTuple):
     size_bytes: int
 
 
-def cut(target: int, source: int, size_bytes: int, chunk_bytes: int | None = None) -> list[Piece]:
-    """Cuts a copy so that every piece but the edges begins on a 16-byte boundary of the target, and is at most a chunk long (a
-    multiple of 16 bytes; None for no limit).
-    """
-    if chunk_bytes is not None and (chunk_bytes <= 0 or chunk_bytes % EDGE_BYTES):
-        raise ValueError(f"a chunk of {chunk_bytes} bytes\nhint: take a positive multiple of {EDGE_BYTES}")
-    pieces: list[Piece] = []
-    at = 0
+def cut(target: int, source: int, size_bytes: int) -> list[Piece]:
+    """Cuts a copy so that the bulk of a long one begins and ends on a 16-byte boundary of the target."""
     head = -target % EDGE_BYTES
-    if head and size_bytes >= _WORTH_AN_EDGE_BYTES and (source + head) % EDGE_BYTES == 0:
-        pieces.append(Piece(target, source, head))
-        at = head
-    tail = (size_bytes - at) % EDGE_BYTES if pieces else 0
+    if not (head and size_bytes >= _WORTH_AN_EDGE_BYTES and (source + head) % EDGE_BYTES == 0):
+        return [Piece(target, source, size_bytes)] if size_bytes else []
+    tail = (size_bytes - head) % EDGE_BYTES
     end = size_bytes - tail
-    while at < end:
-        length = end - at if chunk_bytes is None else min(chunk_bytes, end - at)
-        pieces.append(Piece(target + at, source + at, length))
-        at += length
-    if tail:
-        pieces.append(Piece(target + end, source + end, tail))
-    return pieces
+    pieces = [Piece(target, source, head), Piece(target + head, source + head, end - head)]
+    return [*pieces, Piece(target + end, source + end, tail)] if tail else pieces
 
 
 def stagger(rank: int, num_ranks: int) -> list[int]:
     """The other ranks in the order in which ``rank`` serves them, from its next neighbour on: in step k all differ."""
     return [(rank + step) % num_ranks for step in range(1, num_ranks)]
-
-
-def in_turn(rows: Sequence[Sequence[Piece]]) -> Iterator[Piece]:
-    """One piece of each row, then the next of each, until all rows are done."""
-    for step in range(max(map(len, rows), default=0)):
-        for row in rows:
-            if step < len(row):
-                yield row[step]
 
 
 def enqueue(driver: Driver, pieces: Iterable[Piece], stream: int) -> None:

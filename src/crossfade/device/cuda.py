@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,7 +20,6 @@ from crossfade.device.ledger import Ledger
 from crossfade.errors import DeviceError
 from crossfade.host.memory import PAGE_BYTES, Memory, address_of, align
 
-_WORD = struct.Struct("<I")
 _HANDLE_BYTES = 64
 _NOT_READY = 600
 _NO_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
@@ -44,7 +42,6 @@ class CudaDriver:
         with self.current():
             _, most_urgent = check(self._cu.cuCtxGetStreamPriorityRange(), "cuCtxGetStreamPriorityRange")
         self._urgent = int(most_urgent)
-        self._rescue: Any = None
         self._pulse: tuple[int, int] | None = None
         self.flushes_remote_writes = bool(self.attribute("CAN_FLUSH_REMOTE_WRITES"))
         self._wait_flags = int(self._cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
@@ -256,23 +253,6 @@ class CudaDriver:
             result = self._again(result, self._cu.cuEventQuery, event)
         return not result[0]
 
-    def peek(self, address: int) -> int:
-        """Takes a small copy on a stream of its own, and waits for it."""
-        word = ctypes.c_uint32()
-        stream = self._rescue_stream()
-        with self.current():
-            check(self._cu.cuMemcpyDtoHAsync(ctypes.addressof(word), address, _WORD.size, stream), "reading a signal")
-            check(self._cu.cuStreamSynchronize(stream), "reading a signal")
-        return word.value
-
-    def poke(self, address: int, value: int) -> None:
-        check(self._write(self._rescue_stream(), address, value, 0), "releasing a signal")
-
-    def _rescue_stream(self) -> Any:
-        if self._rescue is None:
-            self._rescue = self.create_stream("rescue", is_urgent=True)
-        return self._rescue
-
     def failure(self) -> str:
         """A kernel's mistake (an illegal address, an assertion) ends all that the process does on the device, and is told to
         the caller that asks for something next. So a stream of its own is given a little each time.
@@ -347,9 +327,6 @@ class CudaDriver:
             self._pulse = None
             self.destroy_event(event)
             self.destroy_stream(stream)
-        if self._rescue is not None:
-            self.destroy_stream(self._rescue)
-            self._rescue = None
         self._batches.clear()
 
 

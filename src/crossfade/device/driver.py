@@ -159,12 +159,6 @@ class Driver(DeviceMemory, Protocol):
     def has_happened(self, event: int) -> bool:
         """Whether the event, as it was last recorded, has happened."""
 
-    def peek(self, address: int) -> int:
-        """The 32-bit word at a device address, read past all streams."""
-
-    def poke(self, address: int, value: int) -> None:
-        """Stores a 32-bit word at a device address past all streams that work on something else."""
-
     def failure(self) -> str:
         """Why the device does nothing any more for this process; empty as long as it does. One thread asks, now and then."""
 

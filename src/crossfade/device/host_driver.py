@@ -201,12 +201,6 @@ class HostDriver(HostMemories):
     def elapsed_us(self, first: int, last: int) -> float:
         return (self._times_ns[last] - self._times_ns[first]) / 1e3
 
-    def peek(self, address: int) -> int:
-        return ctypes.c_uint32.from_address(address).value
-
-    def poke(self, address: int, value: int) -> None:
-        ctypes.c_uint32.from_address(address).value = value
-
     # wait
 
     def failure(self) -> str:

@@ -49,7 +49,7 @@ class _LeasedSlots:
             return True
         if sum(self.num_uses) < self.num_sent:
             return False
-        return all(free.is_at_least(number) for free, number in zip(self.free, self.num_uses, strict=True))
+        return all(free.has(number) for free, number in zip(self.free, self.num_uses, strict=True))
 
 
 class Lease:

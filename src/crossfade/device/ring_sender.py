@@ -34,10 +34,8 @@ class _Target:
 class _Kept(NamedTuple):
     """The memory that a copy reads from, and how to know that it is done."""
 
-    # This and the next: the slot's counter, which the host can look at, and what it says then; None where it cannot.
-    full: Counter | None
-    number: int
-    event: int  # an event behind the copy instead, else -1
+    full: Counter  # the slot's
+    number: int  # what it says then
     source: Any
 
 
@@ -51,7 +49,6 @@ class RingSender:
         stream: int,  # the copy stream; others may use it as well
         tell: Callable[[Record], None],  # takes records to the receiver, in order
         label: str,
-        chunk_bytes: int | None = None,  # longest single copy; None for no limit
         *,
         tells_values: bool = True,  # whether each value is told by `Enqueued`; otherwise the caller tells it
     ) -> None:
@@ -59,7 +56,6 @@ class RingSender:
         self._board = board
         self._stream = stream
         self._tell = tell
-        self._chunk_bytes = chunk_bytes
         self._tells_values = tells_values
         self.label = label
         # Called with the copy stream before a value's copies are enqueued, behind what they wait for; what it gives is called
@@ -179,8 +175,7 @@ class RingSender:
         slot = target.credits.popleft()
         number = self._enqueue(target, slot, parts, ready)
         if keep is not None:
-            full = target.full[slot] if self._board.is_quick else None
-            self._kept.append(_Kept(full, number, -1 if full is not None else self._mark(), keep))
+            self._kept.append(_Kept(target.full[slot], number, keep))
         self._num_values += 1
         self._num_bytes += size_bytes
         if self._tells_values:
@@ -211,10 +206,10 @@ class RingSender:
         there = target.addresses[slot]
         end = self.around(stream) if self.around is not None and parts else None
         for offset, address, size_bytes in parts:
-            if self._chunk_bytes is None and not (there + offset) % EDGE_BYTES and size_bytes:
+            if not (there + offset) % EDGE_BYTES and size_bytes:
                 driver.copy(there + offset, address, size_bytes, stream)
             else:
-                enqueue(driver, cut(there + offset, address, size_bytes, self._chunk_bytes), stream)
+                enqueue(driver, cut(there + offset, address, size_bytes), stream)
         if end is not None:
             end(sum(part[2] for part in parts))
         target.full[slot].set(stream, number)
@@ -238,15 +233,8 @@ class RingSender:
 
     def let_go_of_copied(self) -> None:
         """Releases sources whose copies are done."""
-        while self._kept and self._is_copied(self._kept[0]):
-            event = self._kept.popleft().event
-            if event >= 0:
-                self._events.append(event)
-
-    def _is_copied(self, kept: _Kept) -> bool:
-        if kept.full is not None:
-            return kept.full.is_at_least(kept.number)
-        return self._driver.has_happened(kept.event)
+        while self._kept and self._kept[0].full.has(self._kept[0].number):
+            self._kept.popleft()
 
     def _retire(self, target: _Target) -> None:
         target.memory.close()

@@ -16,14 +16,13 @@ answer (another signal) that the waiting side gives behind its reset.
 A *counter* is a word that only grows. It needs no reset, so a wait costs one operation and not two, any stream may wait for it,
 and a host that sees it high enough need not enqueue the wait at all; but it cannot be captured.
 
-Both lie in pinned shared host memory (`HostBoard`) or in exported device memory (`SignalBoard`). On a host board the host
-reads and releases signals with plain loads and stores, with no stream in between; a device board is nearer to the waiting GPU.
+Both lie in pinned shared host memory, where the host reads and releases them with plain loads and stores, with no stream in
+between.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 from crossfade.device.driver import Driver, HostRange
@@ -84,13 +83,12 @@ class Signal:
 class Counter:
     """One counter, as this process's device sees it."""
 
-    __slots__ = ("_board", "_driver", "_index", "_is_quick", "_peek", "address", "awaited", "label")
+    __slots__ = ("_board", "_driver", "_index", "_peek", "address", "awaited", "label")
 
     def __init__(self, driver: Driver, board: SignalBoard, index: int, address: int, label: str) -> None:
         self._driver = driver
         self._board = board
         self._index = index
-        self._is_quick = board.is_quick
         self._peek = board.peeker(index)
         self.address = address
         self.label = label
@@ -112,16 +110,14 @@ class Counter:
         self._driver.wait_value(stream, self.address, value & _MASK)
 
     def has(self, value: int) -> bool:
-        """Whether so many are done, as far as a cheap look tells."""
-        return self._is_quick and (self._peek() - value) & _MASK < _HALF
-
-    def is_at_least(self, value: int) -> bool:
-        """Whether so many are done; the look may cost a copy."""
+        """Whether so many are done."""
         return (self._peek() - value) & _MASK < _HALF
+
+    is_at_least = has  # as the room p2p calls it
 
     def is_set(self) -> bool:
         """Whether nothing waits for it."""
-        return self.is_at_least(self.awaited)
+        return self.has(self.awaited)
 
     def is_missed(self, was_released: bool) -> bool:
         """Whether a stream is known to wait for it."""
@@ -148,27 +144,24 @@ class Releasable(Protocol):
 
 
 class SignalBoard:
-    """A row of signals that two processes share, from ``address`` on: in a range of host memory, or in device memory, which its
-    owner frees: this process's own, or opened.
-    """
+    """A row of signals in a range of pinned host memory that two processes share, from ``offset`` in it on."""
 
-    def __init__(self, driver: Driver, address: int, num_signals: int, shared: HostRange | None = None) -> None:
+    def __init__(self, driver: Driver, shared: HostRange, num_signals: int, offset: int = 0) -> None:
         self.num_signals = num_signals
-        self.is_quick = shared is not None  # the host can look at a signal without the device's help
         self._driver = driver
-        self._address = address
         self._shared = shared
+        self._offset = offset
 
     def _place(self, index: int) -> int:
-        return self._address + index * WORD_BYTES
+        return self._offset + index * WORD_BYTES
 
     def signal(self, index: int, label: str) -> Signal:
         """The signal in this place."""
-        return Signal(self._driver, self, index, self._place(index), label)
+        return Signal(self._driver, self, index, self._shared.address + self._place(index), label)
 
     def counter(self, index: int, label: str) -> Counter:
         """The counter in this place; it begins at 0."""
-        return Counter(self._driver, self, index, self._place(index), label)
+        return Counter(self._driver, self, index, self._shared.address + self._place(index), label)
 
     def peek(self, index: int) -> int:
         """Its word, read by the host."""
@@ -176,25 +169,20 @@ class SignalBoard:
 
     def peeker(self, index: int) -> Callable[[], int]:
         """`peek` of one signal, for callers that do it often."""
-        if self._shared is None:
-            return partial(self._driver.peek, self._place(index))
-        return self._shared.peeker(self._place(index) - self._shared.address)
+        return self._shared.peeker(self._place(index))
 
     def poke(self, index: int, value: int) -> None:
         """Stores its word from the host."""
-        if self._shared is None:
-            self._driver.poke(self._place(index), value)
-        else:
-            self._shared.poke(self._place(index) - self._shared.address, value)
+        self._shared.poke(self._place(index), value)
 
     def part(self, first: int, num_signals: int) -> SignalBoard:
         """``num_signals`` of the row, from ``first``, as a board of their own."""
         if not 0 <= first <= first + num_signals <= self.num_signals:
             raise ValueError(f"signals {first} to {first + num_signals} of a row of {self.num_signals}")
-        return SignalBoard(self._driver, self._place(first), num_signals, self._shared)
+        return SignalBoard(self._driver, self._shared, num_signals, self._place(first))
 
     def close(self) -> None:
-        """Nothing: the memory's owner, or that of the whole row, gives it back."""
+        """Nothing: the owner of the whole row gives it back."""
 
 
 class HostBoard(SignalBoard):
@@ -204,7 +192,7 @@ class HostBoard(SignalBoard):
 
     def __init__(self, driver: Driver, memory: Memory, num_signals: int, label: str, offset: int = 0) -> None:
         shared = self._range = driver.map_host(memory, offset, num_signals * WORD_BYTES, f"signals of {label}")
-        super().__init__(driver, shared.address, num_signals, shared)
+        super().__init__(driver, shared, num_signals)
 
     def close(self) -> None:
         """No operation on the signals may be pending. Idempotent."""

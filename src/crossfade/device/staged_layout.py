@@ -14,7 +14,7 @@ takes about S / r + 2 sqrt(S g / r). For 64 MB, r = 55 GB/s, g = 3.5 us (S / r i
 ====================================  ==  =======  ======================
 chunks                                n   time     of one pinned copy
 ====================================  ==  =======  ======================
-equal (the default)                   19  1354 us  0.901
+equal, as many as here                19  1354 us  0.901
 full ones of 3 MB                     22  1358 us  0.898
 full ones of 4 MB                     16  1356 us  0.900
 ramp 0.5, 1, 2, 4, ..., 4, 2, 1, 0.5  21  1373 us  0.889
@@ -28,20 +28,13 @@ the first chunk is shorter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from math import sqrt
 
 from crossfade.device.signals import WORD_BYTES
 from crossfade.host.memory import PAGE_BYTES, align
 
-
-class Cut(StrEnum):
-    """How a value is cut."""
-
-    EQUAL = "equal"  # into chunks of one length, as many as cost least in all
-    FULL = "full"  # into chunks as long as they may be, and a rest
+_LINK_GBS, _COPY_US = 55.0, 3.5  # r and g
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +43,19 @@ class StagedLayout:
 
     num_chunks: int = 8  # how many chunks can be on their way, at least 2
     chunk_bytes: int = 4 << 20  # the longest chunk, a multiple of the page size
-    cut: Cut = Cut.EQUAL
-    # After how many chunks the receiver says that they are free; None for half of them, which lets the sender continue without a
-    # gap from 4 chunks on.
-    chunks_per_free: int | None = None
-    link_gbs: float = 55.0  # this and the next: r and g above, for `Cut.EQUAL`
-    copy_us: float = 3.5
 
     def __post_init__(self) -> None:
         if self.num_chunks < 2 or self.chunk_bytes <= 0 or self.chunk_bytes % PAGE_BYTES:
             raise ValueError(
                 f"{self.num_chunks} chunks of {self.chunk_bytes} bytes\nhint: at least 2 chunks of whole pages ({PAGE_BYTES} bytes)"
             )
-        if not 1 <= self.free_every <= self.num_chunks:
-            raise ValueError(
-                f"{self.chunks_per_free} of {self.num_chunks} chunks are freed together\nhint: from 1 to all of them"
-            )
 
     @property
     def free_every(self) -> int:
-        """After how many chunks the receiver says that they are free."""
-        return self.num_chunks // 2 if self.chunks_per_free is None else self.chunks_per_free
+        """After how many chunks the receiver says that they are free: half of them let the sender continue without a gap from 4
+        chunks on.
+        """
+        return self.num_chunks // 2
 
     @property
     def signal_bytes(self) -> int:
@@ -84,27 +69,7 @@ class StagedLayout:
 
     def lengths(self, size_bytes: int) -> list[int]:
         """The chunks of a value, in order."""
-        match self.cut:
-            case Cut.EQUAL:
-                num = max(round(sqrt(size_bytes / (self.link_gbs * 1e3 * self.copy_us))), 1)
-                return _full(size_bytes, min(align(-(-size_bytes // num), PAGE_BYTES), self.chunk_bytes))
-            case Cut.FULL:
-                return _full(size_bytes, self.chunk_bytes)
-
-    def __str__(self) -> str:
-        best = f" for {self.copy_us:g} us a copy" if self.cut is Cut.EQUAL else ""
-        return f"{self.num_chunks} {self.cut} chunks of {self.chunk_bytes >> 10} KB{best}, freed by {self.free_every}"
-
-
-def _full(size_bytes: int, chunk_bytes: int) -> list[int]:
-    num, rest = divmod(size_bytes, chunk_bytes) if size_bytes else (0, 0)
-    return [chunk_bytes] * num + [rest] * bool(rest)
-
-
-def pipeline_us(lengths: Sequence[int], up_gbs: float, down_gbs: float, copy_us: float) -> float:
-    """When the last of these chunks is down, counted from the start of the first, without the way of the signals."""
-    up = down = 0.0
-    for length in lengths:
-        up += length / (up_gbs * 1e3) + copy_us
-        down = max(up, down) + length / (down_gbs * 1e3) + copy_us
-    return down
+        num = max(round(sqrt(size_bytes / (_LINK_GBS * 1e3 * _COPY_US))), 1)
+        longest = min(align(-(-size_bytes // num), PAGE_BYTES), self.chunk_bytes)
+        num_whole, rest = divmod(size_bytes, longest) if size_bytes else (0, 0)
+        return [longest] * num_whole + [rest] * bool(rest)

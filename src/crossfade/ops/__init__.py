@@ -10,7 +10,7 @@
     gradients/  what each operator saves and goes back by; the node in torch's graph; what torch.compile sees
     forward     from operands to the algorithm that fills the output
     choice/     which algorithm that is: candidates, model, tuner, cache; replays of calls that come again
-    algorithms/ plain, fused, rounds (by copy engines), tiles; the order of products and exchanges, on addresses
+    algorithms/ plain, fused, rounds (by copy engines); the order of products and exchanges, on addresses
     signaled/   the product that signals its tiles, and `matmul_signaled`
     calls/      a call's shape and job, what it may be given
 

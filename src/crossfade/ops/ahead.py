@@ -94,8 +94,8 @@ def prepare_call(
 ) -> Candidate:
     """Does all that later calls with such operands need besides their work. Collective, and nothing else may be in flight.
 
-    The algorithm is chosen; kernels are compiled and loaded, workspaces taken and communicators made; the call is done once, with
-    its output, and the device waited for. A call like it may be captured next (on a group with ``is_replayable=True``).
+    The algorithm is chosen; the call is done once, with its output, so that libraries load kernels, take workspaces and make
+    communicators; and the device is waited for. A call like it may be captured next (on a group with ``is_replayable=True``).
 
     Args:
         operator: the function, or its name.
@@ -112,7 +112,7 @@ def prepare_call(
         How calls with such operands are done.
 
     Raises:
-        DeviceError: the current stream is being captured; or a rank could not prepare it.
+        DeviceError: the current stream is being captured.
         TypeError, ValueError, ChannelBroken, ChannelTimeout: as the operator.
     """
     name, group = _operator(operator), group_of(group, a)

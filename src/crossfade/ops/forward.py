@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from crossfade.marks import marked
-from crossfade.ops.algorithms import fused, plain, rounds, tiled
+from crossfade.ops.algorithms import fused, plain, rounds
 from crossfade.ops.calls.counts import Counts
 from crossfade.ops.calls.job import (
     Algorithm,
@@ -38,22 +38,13 @@ Chosen = Candidate | WarmUp | str | None
 
 ALGORITHMS: Mapping[Operator, dict[str, Algorithm]] = {
     Operator.REDUCE_SCATTER: {
-        "plain": Algorithm(plain.reduce_scatter),
-        "rounds": Algorithm(rounds.reduce_scatter),
-        "tiles": Algorithm(tiled.reduce_scatter, tiled.prepare),
-        "fused": Algorithm(fused.reduce_scatter),
+        "plain": plain.reduce_scatter,
+        "rounds": rounds.reduce_scatter,
+        "fused": fused.reduce_scatter,
     },
-    Operator.ALL_REDUCE: {
-        "plain": Algorithm(plain.all_reduce),
-        "rounds": Algorithm(rounds.all_reduce),
-        "tiles": Algorithm(tiled.all_reduce, tiled.prepare),
-    },
-    Operator.ALL_GATHER: {
-        "plain": Algorithm(plain.all_gather),
-        "rounds": Algorithm(rounds.all_gather),
-        "fused": Algorithm(fused.all_gather),
-    },
-    Operator.ALL_TO_ALL: {"plain": Algorithm(plain.all_to_all), "rounds": Algorithm(rounds.all_to_all)},
+    Operator.ALL_REDUCE: {"plain": plain.all_reduce, "rounds": rounds.all_reduce},
+    Operator.ALL_GATHER: {"plain": plain.all_gather, "rounds": rounds.all_gather, "fused": fused.all_gather},
+    Operator.ALL_TO_ALL: {"plain": plain.all_to_all, "rounds": rounds.all_to_all},
 }
 """By the names of candidates."""
 

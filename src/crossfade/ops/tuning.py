@@ -10,7 +10,7 @@ from crossfade.device.borrowed import torch_or_raise
 from crossfade.ops.calls.job import Layout, Operator, Shape
 from crossfade.ops.choice.cache import Cache
 from crossfade.ops.choice.candidate import Candidate, candidates_for
-from crossfade.ops.choice.choose import Chooser, WarmUp, chooser_of, make_chooser
+from crossfade.ops.choice.choose import Chooser, chooser_of, make_chooser
 from crossfade.ops.choice.tune import Trial, Tuner, trial_of
 from crossfade.ops.operators import OPERATORS
 from crossfade.peers.groups import group_of
@@ -27,9 +27,7 @@ class Tunable(Protocol):
         """All that can do a shape, the same ones on all ranks, and plain among them where it can."""
 
     def runner(self, shape: Shape, candidate: Candidate) -> Callable[[], object]:
-        """Makes operands, an output, and what the algorithm itself keeps, such as its kernels. Local, no communication. Returns a
-        callable that does it once; all ranks call it together.
-        """
+        """Makes operands and an output, without communication, and gives what does it once; all ranks call that together."""
 
 
 class TunableOperator:
@@ -48,9 +46,8 @@ class TunableOperator:
         a = make(shape.rows_of_a, shape.k)
         b = make(shape.n, shape.k).t() if shape.layout == Layout.COLUMNS else make(shape.k, shape.n)
         # Calls of a model that runs again and again find their outputs in one place, too (`choice.replays`).
-        call = partial(self._spec.forward, a, b, self._group, out=make(*self._spec.out_shape(shape)))
-        call(candidate=WarmUp(candidate, is_run=False))
-        return partial(call, candidate=candidate)
+        out = make(*self._spec.out_shape(shape))
+        return partial(self._spec.forward, a, b, self._group, out=out, candidate=candidate)
 
 
 def tuner_of(group: GroupLike = None) -> Tuner:

@@ -26,12 +26,9 @@ if TYPE_CHECKING:
     )
     from crossfade.peers.group import PeerGroup, open_group
     from crossfade.peers.groups import close_groups, group_of
-    from crossfade.peers.tuning import Direction, Tuning
 
 __all__ = [
-    "Direction",
     "PeerGroup",
-    "Tuning",
     "all_gather",
     "all_reduce",
     "all_reduce_coalesced",
@@ -48,7 +45,6 @@ _FILES = {
     "collectives": "all_gather all_reduce all_reduce_coalesced all_to_all broadcast reduce_scatter reduce_scatter_coalesced",
     "group": "PeerGroup open_group",
     "groups": "close_groups group_of",
-    "tuning": "Direction Tuning",
 }
 _FILE_OF = {name: file for file, names in _FILES.items() for name in names.split()}
 

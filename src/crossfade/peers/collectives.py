@@ -48,7 +48,6 @@ from crossfade.peers.arguments import (
 from crossfade.peers.group import PeerGroup
 from crossfade.peers.groups import group_of
 from crossfade.peers.lane import Lane
-from crossfade.peers.tuning import DEFAULT, Tuning
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,26 +66,22 @@ __all__ = [
 ]
 
 
-def all_gather(
-    tensor: Tensor, group: GroupLike = None, out: Tensor | None = None, *, lane: int = 0, tuning: Tuning = DEFAULT
-) -> Tensor:
+def all_gather(tensor: Tensor, group: GroupLike = None, out: Tensor | None = None, *, lane: int = 0) -> Tensor:
     """All ranks' tensors, one behind the other along the first dimension. The input may be this rank's part of ``out``."""
     group = group_of(group, tensor)
     check_tensor(group, "the input of all_gather", tensor)
     shape = (group.num_ranks * tensor.shape[0], *tensor.shape[1:]) if tensor.dim() else (group.num_ranks,)
     item = _item(group, "all_gather", tensor, out, shape, -group.rank * tensor.nbytes)
-    return _move(group, "all_gather", item, lane, tuning, tensor.nbytes, steps.all_gather)
+    return _move(group, "all_gather", item, lane, tensor.nbytes, steps.all_gather)
 
 
-def all_to_all(
-    tensor: Tensor, group: GroupLike = None, out: Tensor | None = None, *, lane: int = 0, tuning: Tuning = DEFAULT
-) -> Tensor:
+def all_to_all(tensor: Tensor, group: GroupLike = None, out: Tensor | None = None, *, lane: int = 0) -> Tensor:
     """Part p of the first dimension goes to rank p; the parts that arrive are one behind the other, by rank."""
     group = group_of(group, tensor)
     check_tensor(group, "the input of all_to_all", tensor)
     part_length(group, "all_to_all", tensor)
     item = _item(group, "all_to_all", tensor, out, tuple(tensor.shape), None)
-    return _move(group, "all_to_all", item, lane, tuning, tensor.nbytes // group.num_ranks, steps.all_to_all)
+    return _move(group, "all_to_all", item, lane, tensor.nbytes // group.num_ranks, steps.all_to_all)
 
 
 def broadcast(
@@ -96,7 +91,6 @@ def broadcast(
     out: Tensor | None = None,
     *,
     lane: int = 0,
-    tuning: Tuning = DEFAULT,
 ) -> Tensor:
     """The tensor of rank ``root``; the others give one of that shape and type, which may be ``out``, and is not read."""
     group = group_of(group, tensor)
@@ -109,23 +103,19 @@ def broadcast(
 
     def enqueue(lanes: list[Lane], stream: int) -> None:
         target, source = item.target.data_ptr(), item.source.data_ptr()
-        steps.broadcast(lanes[0], stream, root, target, source, tensor.nbytes, tuning)
+        steps.broadcast(lanes[0], stream, root, target, source, tensor.nbytes)
 
-    return _call(group, "broadcast", [item], [lane], tuning, enqueue)[0]
+    return _call(group, "broadcast", [item], [lane], enqueue)[0]
 
 
-def reduce_scatter(
-    tensor: Tensor, group: GroupLike = None, out: Tensor | None = None, *, lane: int = 0, tuning: Tuning = DEFAULT
-) -> Tensor:
+def reduce_scatter(tensor: Tensor, group: GroupLike = None, out: Tensor | None = None, *, lane: int = 0) -> Tensor:
     """This rank's part, along the first dimension, of the sum of all ranks' tensors. ``out`` may be that part of the input."""
-    return reduce_scatter_coalesced([tensor], group, [out], lanes=[lane], tuning=tuning)[0]
+    return reduce_scatter_coalesced([tensor], group, [out], lanes=[lane])[0]
 
 
-def all_reduce(
-    tensor: Tensor, group: GroupLike = None, out: Tensor | None = None, *, lane: int = 0, tuning: Tuning = DEFAULT
-) -> Tensor:
+def all_reduce(tensor: Tensor, group: GroupLike = None, out: Tensor | None = None, *, lane: int = 0) -> Tensor:
     """The sum of all ranks' tensors. ``out`` may be the input."""
-    return all_reduce_coalesced([tensor], group, [out], lanes=[lane], tuning=tuning)[0]
+    return all_reduce_coalesced([tensor], group, [out], lanes=[lane])[0]
 
 
 def reduce_scatter_coalesced(
@@ -134,7 +124,6 @@ def reduce_scatter_coalesced(
     outs: Sequence[Tensor | None] | None = None,
     *,
     lanes: Sequence[int] | None = None,
-    tuning: Tuning = DEFAULT,
 ) -> list[Tensor]:
     """`reduce_scatter` of several tensors, several at a time: one on each of these lanes (default: all).
 
@@ -145,7 +134,7 @@ def reduce_scatter_coalesced(
         length = part_length(group, "reduce_scatter", tensor)
         return (length, *tensor.shape[1:]), group.rank * tensor.nbytes // group.num_ranks
 
-    return _sum("reduce_scatter", tensors, group, outs, lanes, tuning, steps.reduce_scatter, place)
+    return _sum("reduce_scatter", tensors, group, outs, lanes, steps.reduce_scatter, place)
 
 
 def all_reduce_coalesced(
@@ -154,22 +143,21 @@ def all_reduce_coalesced(
     outs: Sequence[Tensor | None] | None = None,
     *,
     lanes: Sequence[int] | None = None,
-    tuning: Tuning = DEFAULT,
 ) -> list[Tensor]:
     """`all_reduce` of several tensors, several at a time (see `reduce_scatter_coalesced`)."""
-    return _sum("all_reduce", tensors, group, outs, lanes, tuning, steps.all_reduce, lambda _, t: (tuple(t.shape), 0))
+    return _sum("all_reduce", tensors, group, outs, lanes, steps.all_reduce, lambda _, t: (tuple(t.shape), 0))
 
 
 def _move(
-    group: PeerGroup, name: str, item: _Item, lane: int, tuning: Tuning, size_bytes: int, function: Callable[..., None]
+    group: PeerGroup, name: str, item: _Item, lane: int, size_bytes: int, function: Callable[..., None]
 ) -> Tensor:
     """Of one tensor, on one lane; ``size_bytes`` go from each rank to each."""
 
     def enqueue(lanes: list[Lane], stream: int) -> None:
         offset = group.shared_offset(item.target)
-        function(lanes[0], stream, item.target.data_ptr(), item.source.data_ptr(), size_bytes, tuning, offset)
+        function(lanes[0], stream, item.target.data_ptr(), item.source.data_ptr(), size_bytes, offset)
 
-    return _call(group, name, [item], [lane], tuning, enqueue)[0]
+    return _call(group, name, [item], [lane], enqueue)[0]
 
 
 def _sum(
@@ -178,8 +166,7 @@ def _sum(
     given: GroupLike,
     outs: Sequence[Tensor | None] | None,
     lanes: Sequence[int] | None,
-    tuning: Tuning,
-    function: Callable[[Sequence[Lane], int, Sequence[steps.Job], Tuning], None],
+    function: Callable[[Sequence[Lane], int, Sequence[steps.Job]], None],
     place: Callable[[PeerGroup, Tensor], tuple[tuple[int, ...], int]],
 ) -> list[Tensor]:
     """``place`` gives the shape of a tensor's output, and where in the tensor that may lie."""
@@ -200,12 +187,12 @@ def _sum(
             )
             for each in items
         ]
-        function(chosen, stream, jobs, tuning)
+        function(chosen, stream, jobs)
 
     if len(items) > 1:
         _check_apart(name, items)
     numbers = range(group.num_lanes) if lanes is None else lanes
-    return _call(group, name, items, list(numbers), tuning, enqueue)
+    return _call(group, name, items, list(numbers), enqueue)
 
 
 def _check_apart(name: str, items: Sequence[_Item]) -> None:
@@ -261,7 +248,6 @@ def _call(
     name: str,
     items: list[_Item],
     lanes: list[int],
-    tuning: Tuning,
     enqueue: Callable[[list[Lane], int], None],
 ) -> list[Tensor]:
     """Packs what is not contiguous, enqueues, unpacks."""
@@ -270,7 +256,7 @@ def _call(
     chosen = [group.lane(lane) for lane in lanes]
     stream, is_captured = group.current_stream(), group.is_capturing()
     for lane in chosen:
-        lane.begin(stream, num_streams=tuning.num_streams, is_captured=is_captured)
+        lane.begin(stream, is_captured=is_captured)
     for item in items:
         item.source = packed(group, item.tensor)
         item.target = item.out if item.out.is_contiguous() else item.out.new_empty(item.out.shape)

@@ -1,4 +1,4 @@
-"""The memory of a group of GPUs on one host: buffers on torch's symmetric memory, signals beside them or in pinned host memory."""
+"""The memory of a group of GPUs on one host: buffers on torch's symmetric memory, signals in pinned host memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.device.capabilities import check_pairs, judge, read_facts, require
 from crossfade.device.cuda import CudaDriver
-from crossfade.device.signals import WORD_BYTES, HostBoard, SignalBoard
+from crossfade.device.signals import WORD_BYTES, HostBoard
 from crossfade.device.tensors import load_kernels
 from crossfade.errors import DeviceError
 from crossfade.host.memory import PAGE_BYTES, Memory, align
@@ -23,27 +23,18 @@ if TYPE_CHECKING:
 _MULTICAST_OFF = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 
 
-def open_cuda_memory(
-    group: ProcessGroup, device: torch.device, num_words: int, buffer_bytes: int, *, has_device_signals: bool
-) -> OpenedGroup:
+def open_cuda_memory(group: ProcessGroup, device: torch.device, num_words: int, buffer_bytes: int) -> OpenedGroup:
     """Shares memory among the ranks, and loads every kernel. Collective; no stream of this device may be waiting."""
     torch = torch_or_raise()
     _check_machine()
     os.environ.setdefault(_MULTICAST_OFF, "1")  # read when symmetric memory is first used
     index = torch.empty(0, device=device).device.index  # of 'cuda', the current one
     driver = CudaDriver(index)
-    board_bytes = align(num_words * WORD_BYTES, PAGE_BYTES)
-    memory = Memory.create("peers", board_bytes)
+    memory = Memory.create("peers", align(num_words * WORD_BYTES, PAGE_BYTES))
     parties = meet(Ranks.of_group(group, torch.device("cuda", index)), memory)
-    tensor, addresses = _share(group, index, board_bytes + buffer_bytes)
-    tensor[:board_bytes].zero_()
+    tensor, addresses = _share(group, index, buffer_bytes)
     rank = torch.distributed.get_rank(group)
-    boards: list[SignalBoard] = []
-    for k, party in enumerate(parties):
-        if has_device_signals:
-            boards.append(SignalBoard(driver, addresses[k], num_words))
-        else:
-            boards.append(HostBoard(driver, party.memory, num_words, f"rank {k}"))
+    boards = [HostBoard(driver, party.memory, num_words, f"rank {k}") for k, party in enumerate(parties)]
     for party in parties:
         party.memory.close()
     kernels = TritonKernels(index, rank, len(parties))
@@ -57,9 +48,8 @@ def open_cuda_memory(
             board.close()
         driver.close()
 
-    data = [address + board_bytes for address in addresses]
-    shared = GroupMemory(driver, kernels, rank, len(parties), data, buffer_bytes, boards)
-    return OpenedGroup(shared, [party.pid for party in parties], tensor[board_bytes:], close)
+    shared = GroupMemory(driver, kernels, rank, len(parties), addresses, buffer_bytes, boards)
+    return OpenedGroup(shared, [party.pid for party in parties], tensor, close)
 
 
 def _check_machine() -> None:

@@ -39,9 +39,7 @@ def open_group(
     buffer_bytes: int = 64 << 20,
     num_lanes: int = 1,
     heap_bytes: int = 0,
-    num_streams: int = 1,
     is_replayable: bool = False,
-    has_device_signals: bool = False,
     timeout_s: float = 60.0,
 ) -> PeerGroup:
     """Opens what the ranks of a torch.distributed group share. All ranks call it, with equal arguments.
@@ -53,9 +51,7 @@ def open_group(
             n bytes takes one piece if a buffer has n bytes, an all-gather if it has a rank's share.
         num_lanes: collectives that may be in flight at the same time.
         heap_bytes: memory on each rank for `PeerGroup.empty`.
-        num_streams: streams that the copies of one exchange may be spread over.
         is_replayable: collectives may be captured into graphs; those by themselves take one more exchange of signals.
-        has_device_signals: GPUs only: signals lie in device memory.
         timeout_s: CPU only: the longest that a call waits for the others. (A GPU's wait ends only when a rank dies.)
 
     Raises:
@@ -73,10 +69,9 @@ def open_group(
         raise DeviceError("this process is not in the group", hint="only the ranks of a group open it")
     num_ranks = torch.distributed.get_world_size(group)
     least_bytes = SLOT_ALIGNMENT * num_ranks
-    if buffer_bytes < least_bytes or min(num_lanes, num_streams) < 1:
+    if buffer_bytes < least_bytes or num_lanes < 1:
         raise ValueError(
-            f"buffer_bytes is {buffer_bytes}, num_lanes {num_lanes} and num_streams {num_streams}\n"
-            f"hint: at least {least_bytes} bytes, and 1 of each"
+            f"buffer_bytes is {buffer_bytes}, and num_lanes {num_lanes}\nhint: at least {least_bytes} bytes, and 1 lane"
         )
     if heap_bytes < 0 or max(buffer_bytes, heap_bytes) >= _MOST_BYTES:
         raise ValueError(
@@ -91,23 +86,19 @@ def open_group(
             buffer_bytes=buffer_bytes,
             num_lanes=num_lanes,
             is_replayable=is_replayable,
-            has_device_signals=has_device_signals,
             heap_bytes=heap_bytes,
         )
     number = count_off(group, where) if where.type in ("cpu", "cuda") else 0
     buffer_bytes = align(buffer_bytes, least_bytes)
     words, total_bytes = num_words(num_lanes, num_ranks), NUM_EPOCHS * num_lanes * buffer_bytes
     heap_bytes = align(heap_bytes, SLOT_ALIGNMENT)
-    opened = _open_memory(group, where, words, total_bytes + heap_bytes, has_device_signals, timeout_s)
-    lanes = [
-        Lane(opened.memory, index, buffer_bytes, num_streams=num_streams, is_replayable=is_replayable)
-        for index in range(num_lanes)
-    ]
+    opened = _open_memory(group, where, words, total_bytes + heap_bytes, timeout_s)
+    lanes = [Lane(opened.memory, index, buffer_bytes, is_replayable=is_replayable) for index in range(num_lanes)]
     return PeerGroup(opened, lanes, where.type, total_bytes, process_group=group, number=number)
 
 
 def _open_memory(
-    group: ProcessGroup, device: torch.device, words: int, total_bytes: int, has_device_signals: bool, timeout_s: float
+    group: ProcessGroup, device: torch.device, words: int, total_bytes: int, timeout_s: float
 ) -> OpenedGroup:
     if device.type == "cpu":
         from crossfade.peers.host_memory import open_host_memory
@@ -116,7 +107,7 @@ def _open_memory(
     if device.type == "cuda":
         from crossfade.peers.cuda_memory import open_cuda_memory
 
-        return open_cuda_memory(group, device, words, total_bytes, has_device_signals=has_device_signals)
+        return open_cuda_memory(group, device, words, total_bytes)
     raise DeviceError(f"there are no collectives for device '{device}'", hint="take a CUDA device or 'cpu'")
 
 
@@ -279,7 +270,7 @@ class PeerGroup:
     def barrier(self, lane: int = 0) -> None:
         """Enqueues on the current stream: behind it, all ranks have reached this point."""
         chosen, stream = self.lane(lane), self.current_stream()
-        chosen.begin(stream, num_streams=1, is_captured=self.is_capturing())
+        chosen.begin(stream, is_captured=self.is_capturing())
         try:
             barrier(chosen, stream)
             end(chosen, stream)
@@ -336,7 +327,7 @@ class PeerGroup:
             if not have_met and not any(lane.broken for lane in self._lanes):
                 for lane in self._lanes:
                     stream = self.current_stream()
-                    lane.begin(stream, num_streams=1, is_captured=False)
+                    lane.begin(stream, is_captured=False)
                     barrier(lane, stream)
         except ChannelBroken:  # a rank dies just now: there is no rank to wait for
             pass

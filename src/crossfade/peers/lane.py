@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from crossfade.device.copies import cut, enqueue, stagger
 from crossfade.device.signals import CLEAR, SET, Signal
 from crossfade.errors import ChannelBroken, DeviceError
 from crossfade.peers.memory import GroupMemory
@@ -49,10 +50,12 @@ class Lane:
     ``buffer_bytes``.
     """
 
-    def __init__(
-        self, memory: GroupMemory, index: int, buffer_bytes: int, *, num_streams: int = 1, is_replayable: bool = False
-    ) -> None:
+    def __init__(self, memory: GroupMemory, index: int, buffer_bytes: int, *, is_replayable: bool = False) -> None:
         self.memory = memory
+        self.order = stagger(
+            memory.rank, memory.num_ranks
+        )  # the other ranks, in the order in which this one serves them
+        self.arrivals = self.order[::-1]  # in the order in which they come to serve this one
         self.index = index
         self.buffer_bytes = buffer_bytes
         # What one rank can put into another's buffer in one exchange.
@@ -62,10 +65,9 @@ class Lane:
         self._epochs = [self._make_epoch(number) for number in range(NUM_EPOCHS)]
         self._num_calls = self._num_exchanges = self.num_bytes = 0
         driver = memory.driver
-        self.sides = [driver.create_stream(f"lane {index}, {k}", is_urgent=True) for k in range(1, num_streams)]
         self.local = driver.create_stream(f"lane {index}, local", is_urgent=True)
-        self.streams: list[int] = [self.local, *self.sides]
-        self._events = [driver.create_event() for _ in range(num_streams + 3)]
+        self.streams: list[int] = [self.local]
+        self._events = [driver.create_event() for _ in range(3)]
         self._stream: int | None = None
 
     def _make_epoch(self, number: int) -> Epoch:
@@ -90,18 +92,13 @@ class Lane:
 
     # calls
 
-    def begin(self, stream: int, *, num_streams: int = 1, is_captured: bool = False) -> None:
+    def begin(self, stream: int, *, is_captured: bool = False) -> None:
         """A collective begins on a stream, behind those that came before on this lane.
 
         A captured one does not: the launch of the graph is put in order with other uses of the lane. In one capture, a
         lane is used by streams that are in order already.
         """
         self.check()
-        if num_streams > len(self.sides) + 1:
-            raise DeviceError(
-                f"a tuning asks for {num_streams} streams, and the lane has {len(self.sides) + 1}",
-                hint="open the group with a larger num_streams",
-            )
         if is_captured and not self.is_replayable:
             raise DeviceError(
                 "a collective is captured on a lane that cannot be replayed",
@@ -149,30 +146,27 @@ class Lane:
         """This rank's buffer of the exchange that comes next, free to be written by this rank now (PR-1)."""
         return self._epochs[self._num_exchanges % NUM_EPOCHS].buffers[self.memory.rank]
 
-    def announce(self, epoch: Epoch, peers: list[int], stream: int, *, is_batched: bool) -> None:
-        """Sets ``full`` for these ranks, behind all that is on the stream."""
-        if is_batched and len(peers) > 1:
-            self.memory.driver.write_values(stream, [epoch.outgoing[peer].address for peer in peers], SET)
-            return
-        for peer in peers:
-            epoch.outgoing[peer].set(stream)
+    def copy(self, stream: int, target: int, source: int, size_bytes: int) -> None:
+        """Enqueues a copy between two ranks, or inside one."""
+        enqueue(self.memory.driver, cut(target, source, size_bytes), stream)
+        self.num_bytes += size_bytes
 
-    def await_full(self, epoch: Epoch, peers: list[int], stream: int, *, is_batched: bool) -> None:
-        """Waits for ``full`` of these ranks, and clears it."""
-        if is_batched and len(peers) > 1:
-            addresses = [epoch.incoming[peer].address for peer in peers]
-            self.memory.driver.wait_all_and_reset(stream, addresses, SET, CLEAR)
-            return
-        for peer in peers:
-            epoch.incoming[peer].wait(stream)
-
-    def announce_step(self, epoch: Epoch, peers: list[int], stream: int, step: int) -> None:
-        """Sets ``full`` for these ranks to a step of an exchange that has several, behind all that is on the stream."""
+    def announce(self, epoch: Epoch, peers: list[int], stream: int, step: int = SET) -> None:
+        """Sets ``full`` for these ranks, behind all that is on the stream; to a step of an exchange that has several."""
         if len(peers) > 1:
             self.memory.driver.write_values(stream, [epoch.outgoing[peer].address for peer in peers], step)
             return
         for peer in peers:
             epoch.outgoing[peer].set(stream, step)
+
+    def await_full(self, epoch: Epoch, peers: list[int], stream: int) -> None:
+        """Waits for ``full`` of these ranks, and clears it."""
+        if len(peers) > 1:
+            addresses = [epoch.incoming[peer].address for peer in peers]
+            self.memory.driver.wait_all_and_reset(stream, addresses, SET, CLEAR)
+            return
+        for peer in peers:
+            epoch.incoming[peer].wait(stream)
 
     def await_step(self, epoch: Epoch, peers: list[int], stream: int, step: int, num_steps: int) -> None:
         """Waits until ``full`` of these ranks has come to a step, and clears it with the last of the steps."""
@@ -184,21 +178,6 @@ class Lane:
             return
         for peer in peers:
             epoch.incoming[peer].wait_for_step(stream, step)
-
-    def fork(self, stream: int, num_streams: int) -> list[int]:
-        """The stream, and others that wait for it."""
-        sides = self.sides[: num_streams - 1]
-        if sides:
-            self.memory.driver.record_event(self._events[0], stream)
-        for side in sides:
-            self.memory.driver.wait_event(side, self._events[0])
-        return [stream, *sides]
-
-    def join(self, streams: list[int]) -> None:
-        """The first of the streams waits for the others."""
-        for event, side in zip(self._events[1:], streams[1:], strict=False):
-            self.memory.driver.record_event(event, side)
-            self.memory.driver.wait_event(streams[0], event)
 
     def fork_local(self, stream: int) -> int:
         """A stream for what this rank does by itself, which waits for ``stream``."""
@@ -224,8 +203,6 @@ class Lane:
         driver = self.memory.driver
         if self.local in self.streams:
             driver.destroy_stream(self.local)
-        while self.sides:
-            driver.destroy_stream(self.sides.pop())
         while self._events:
             driver.destroy_event(self._events.pop())
         self.streams.clear()

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from crossfade.peers.exchange import Block, Fetch, barrier, fetch, offer, pull, push
 from crossfade.peers.lane import Epoch, Lane
 from crossfade.peers.memory import Kind, Reduction
-from crossfade.peers.tuning import DEFAULT, Direction, Tuning
 
 
 def pieces_of(size: int, limit: int) -> Iterator[tuple[int, int]]:
@@ -48,104 +47,72 @@ def _begin_own(lane: Lane, stream: int, target: int, source: int, size_bytes: in
     return True
 
 
-def all_gather(
-    lane: Lane,
-    stream: int,
-    target: int,
-    source: int,
-    size_bytes: int,
-    tuning: Tuning = DEFAULT,
-    offset: int | None = None,
-) -> None:
+def all_gather(lane: Lane, stream: int, target: int, source: int, size_bytes: int, offset: int | None = None) -> None:
     """Rank p's ``size_bytes`` at ``source`` go to ``target + p * size_bytes`` of all ranks.
 
     With an ``offset``, at which the target lies in every rank's memory, each rank puts its part there with nothing between.
     """
     memory = lane.memory
-    copy = memory.kernels.copy
     own = memory.rank * size_bytes
     if offset is not None:
         blocks = {p: Block(source, size_bytes, offset + own) for p in memory.peers}
-        _put(lane, stream, blocks, tuning, (target + own, source, size_bytes))
+        _put(lane, stream, blocks, (target + own, source, size_bytes))
         return
-    is_pull = tuning.direction is Direction.PULL
-    is_begun = not is_pull and _begin_own(lane, stream, target + own, source, size_bytes)
-    for begin, length in pieces_of(size_bytes, lane.buffer_bytes if is_pull else lane.slot_bytes):
-        into = {p: target + p * size_bytes + begin for p in memory.peers}
-        if is_pull:
-            copy(stream, lane.next_buffer(), source + begin, length)
-            is_begun = is_begun or _begin_own(lane, stream, target + own, source, size_bytes)
-            pull(lane, stream, {p: Fetch(0, into[p], length) for p in memory.peers}, tuning)
-        else:
-            epoch = push(lane, stream, {p: Block(source + begin, length) for p in memory.peers}, tuning)
-            for p in memory.peers:
-                copy(stream, into[p], epoch.buffers[memory.rank] + p * lane.slot_bytes, length)
+    is_begun = False
+    for begin, length in pieces_of(size_bytes, lane.buffer_bytes):
+        memory.kernels.copy(stream, lane.next_buffer(), source + begin, length)
+        is_begun = is_begun or _begin_own(lane, stream, target + own, source, size_bytes)
+        pull(lane, stream, {p: Fetch(0, target + p * size_bytes + begin, length) for p in memory.peers})
     if is_begun:
         lane.join_local(stream)
 
 
-def _put(lane: Lane, stream: int, blocks: dict[int, Block], tuning: Tuning, own: tuple[int, int, int]) -> None:
+def _put(lane: Lane, stream: int, blocks: dict[int, Block], own: tuple[int, int, int]) -> None:
     """Puts blocks where other ranks want them in the end, when all ranks say that they may; and this rank's own."""
     if not own[2]:
         return
     is_begun = _begin_own(lane, stream, *own)
     barrier(lane, stream)
-    push(lane, stream, blocks, tuning)
+    push(lane, stream, blocks)
     if is_begun:
         lane.join_local(stream)
 
 
-def all_to_all(
-    lane: Lane,
-    stream: int,
-    target: int,
-    source: int,
-    block_bytes: int,
-    tuning: Tuning = DEFAULT,
-    offset: int | None = None,
-) -> None:
+def all_to_all(lane: Lane, stream: int, target: int, source: int, block_bytes: int, offset: int | None = None) -> None:
     """Block p of rank r's source becomes block r of rank p's target; W blocks of ``block_bytes`` each. Not in place.
 
     With an ``offset``, at which the target lies in every rank's memory, each rank puts its blocks there with nothing between.
     """
     memory = lane.memory
-    copy = memory.kernels.copy
     own = memory.rank * block_bytes
     if offset is not None:
         blocks = {p: Block(source + p * block_bytes, block_bytes, offset + own) for p in memory.peers}
-        _put(lane, stream, blocks, tuning, (target + own, source + own, block_bytes))
+        _put(lane, stream, blocks, (target + own, source + own, block_bytes))
         return
     is_begun = _begin_own(lane, stream, target + own, source + own, block_bytes)
     for begin, length in pieces_of(block_bytes, lane.slot_bytes):
-        at = {p: p * block_bytes + begin for p in memory.peers}
-        if tuning.direction is Direction.PULL:
-            buffer = lane.next_buffer()
-            for p in memory.peers:
-                copy(stream, buffer + p * lane.slot_bytes, source + at[p], length)
-            slot = memory.rank * lane.slot_bytes
-            pull(lane, stream, {p: Fetch(slot, target + at[p], length) for p in memory.peers}, tuning)
-        else:
-            epoch = push(lane, stream, {p: Block(source + at[p], length) for p in memory.peers}, tuning)
-            for p in memory.peers:
-                copy(stream, target + at[p], epoch.buffers[memory.rank] + p * lane.slot_bytes, length)
+        buffer, slot = lane.next_buffer(), memory.rank * lane.slot_bytes
+        for p in memory.peers:
+            memory.kernels.copy(stream, buffer + p * lane.slot_bytes, source + p * block_bytes + begin, length)
+        pull(lane, stream, {p: Fetch(slot, target + p * block_bytes + begin, length) for p in memory.peers})
     if is_begun:
         lane.join_local(stream)
 
 
-def broadcast(
-    lane: Lane, stream: int, root: int, target: int, source: int, size_bytes: int, tuning: Tuning = DEFAULT
-) -> None:
+def broadcast(lane: Lane, stream: int, root: int, target: int, source: int, size_bytes: int) -> None:
     """The root's ``size_bytes`` at ``source`` go to the target of all ranks, who fetch them out of the root's buffer."""
     memory = lane.memory
     is_begun = memory.rank == root and _begin_own(lane, stream, target, source, size_bytes)
     for begin, length in pieces_of(size_bytes, lane.buffer_bytes):
         if memory.rank == root:
             memory.kernels.copy(stream, lane.next_buffer(), source + begin, length)
-        pull(lane, stream, {p: Fetch(0, target + begin, length if p == root else 0) for p in memory.peers}, tuning)
+        pull(lane, stream, {p: Fetch(0, target + begin, length if p == root else 0) for p in memory.peers})
     if is_begun:
         lane.join_local(stream)
 
 
+ONE_SHOT_BYTES = 256 << 10
+"""Up to here an all-reduce sends the whole tensor to all and takes one exchange, not two."""
 _BLOCK_ALIGNMENT = 16
 
 
@@ -173,7 +140,7 @@ class _Piece:
     sums: dict[int, Block] | None = None  # what goes to each other rank, if this rank is to give it
 
 
-def reduce_scatter(lanes: Sequence[Lane], stream: int, jobs: Sequence[Job], tuning: Tuning = DEFAULT) -> None:
+def reduce_scatter(lanes: Sequence[Lane], stream: int, jobs: Sequence[Job]) -> None:
     """The sum over all ranks of block r of a job's sources goes to rank r's target; a source has W blocks of ``count`` elements."""
     memory = lanes[0].memory
     pieces = []
@@ -184,22 +151,22 @@ def reduce_scatter(lanes: Sequence[Lane], stream: int, jobs: Sequence[Job], tuni
             blocks = {p: Block(job.source + p * block_bytes + at, size_bytes) for p in memory.peers}
             own = job.source + memory.rank * block_bytes + at
             pieces.append(_Piece(blocks, own, job.target + at, length, job.kind))
-    _run(lanes, stream, pieces, tuning)
+    _run(lanes, stream, pieces)
 
 
-def all_reduce(lanes: Sequence[Lane], stream: int, jobs: Sequence[Job], tuning: Tuning = DEFAULT) -> None:
+def all_reduce(lanes: Sequence[Lane], stream: int, jobs: Sequence[Job]) -> None:
     """The sum of all ranks' sources goes to all ranks' targets."""
     lane, pieces = lanes[0], []
     for job in jobs:
         size_bytes = job.count * job.kind.size_bytes
-        if size_bytes <= min(tuning.one_shot_bytes, lane.slot_bytes):
+        if size_bytes <= min(ONE_SHOT_BYTES, lane.slot_bytes):
             blocks = {p: Block(job.source, size_bytes) for p in lane.memory.peers}
             if job.count:
                 pieces.append(_Piece(blocks, job.source, job.target, job.count, job.kind))
             continue
         for begin, length in pieces_of(job.count, lane.memory.num_ranks * (lane.slot_bytes // job.kind.size_bytes)):
             pieces.append(_two_shots(lane, job, begin, length))
-    _run(lanes, stream, pieces, tuning)
+    _run(lanes, stream, pieces)
 
 
 def _two_shots(lane: Lane, job: Job, begin: int, length: int) -> _Piece:
@@ -217,24 +184,24 @@ def _two_shots(lane: Lane, job: Job, begin: int, length: int) -> _Piece:
     return _Piece(*piece, fetches={p: Fetch(0, job.target + at[p], size_bytes[p]) for p in memory.peers})
 
 
-def _run(lanes: Sequence[Lane], stream: int, pieces: Sequence[_Piece], tuning: Tuning) -> None:
+def _run(lanes: Sequence[Lane], stream: int, pieces: Sequence[_Piece]) -> None:
     for first in range(0, len(pieces), len(lanes)):
         row = list(zip(lanes, pieces[first:], strict=False))
         offers = []
         for lane, piece in row:
-            epoch = push(lane, stream, piece.blocks, tuning)
+            epoch = push(lane, stream, piece.blocks)
             local = lane.fork_local(stream) if len(row) > 1 else stream
-            offers.append(_add(lane, local, piece, epoch, tuning))
+            offers.append(_add(lane, local, piece, epoch))
         for (lane, piece), offered in zip(row, offers, strict=True):
             if piece.fetches is not None and offered is not None:
-                fetch(lane, offered, stream, piece.fetches, tuning)
+                fetch(lane, offered, stream, piece.fetches)
             if len(row) > 1:
                 lane.join_local(stream)
             if piece.sums is not None:
-                push(lane, stream, piece.sums, tuning)
+                push(lane, stream, piece.sums)
 
 
-def _add(lane: Lane, stream: int, piece: _Piece, epoch: Epoch, tuning: Tuning) -> Epoch | None:
+def _add(lane: Lane, stream: int, piece: _Piece, epoch: Epoch) -> Epoch | None:
     """Adds up what has come, and offers the sum if others fetch it."""
     memory = lane.memory
     targets: tuple[int, ...] = (piece.target,)
@@ -243,4 +210,4 @@ def _add(lane: Lane, stream: int, piece: _Piece, epoch: Epoch, tuning: Tuning) -
     if piece.count:
         slots = (epoch.buffers[memory.rank], lane.slot_bytes, memory.rank, memory.num_ranks)
         memory.kernels.reduce(stream, Reduction(piece.kind, piece.count, targets, piece.own, *slots))
-    return offer(lane, stream, tuning) if piece.fetches is not None else None
+    return offer(lane, stream) if piece.fetches is not None else None

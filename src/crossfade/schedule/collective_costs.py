@@ -3,7 +3,7 @@
 W parties, each bringing n bytes (of a broadcast: the root has n). Copies between GPUs, signals and NCCL's transfers are taken as
 ``crossfade topology`` measured them; what was not measured is taken from the cost model, and `Estimate.reason` says so.
 
-**By copy engines**, `crossfade.peers` with its default tuning, as `crossfade.collectives.movers.copies` calls it. Symbols::
+**By copy engines**, `crossfade.peers`, as `crossfade.collectives.movers.copies` calls it. Symbols::
 
     C(s)  the copies of one exchange: max over ranks of the sum over the other W - 1 of one copy of s bytes, one after another on
           one stream, times what copies of all ranks to their neighbours slow each other down

@@ -17,11 +17,11 @@ from enum import StrEnum
 
 from crossfade.device.records import Enqueued
 from crossfade.device.ring import num_signals
-from crossfade.device.signals import Counter
+from crossfade.device.signals import SET, Counter
 from crossfade.errors import ChannelBroken
 from crossfade.host.processes import Alive
 from crossfade.peers import steps
-from crossfade.peers.lane import Lane
+from crossfade.peers.lane import Epoch, Lane
 from crossfade.testing.fake import FakeDriver, Fault, Machine, Until
 from crossfade.testing.fake.explore import _Run
 from crossfade.testing.fake.machine import Program, Range
@@ -268,6 +268,23 @@ QUEUE = "queue 1"
 """Of the stream that computes; queue 0 is that of the lane's local one."""
 
 
+class OneByOne(Lane):
+    """Tells each rank as soon as its block is copied, as the exchanges of operators do: so a rank can die in between."""
+
+    def advance(self) -> Epoch:
+        self._epoch, self._untold = super().advance(), list(self.order)
+        return self._epoch
+
+    def copy(self, stream: int, target: int, source: int, size_bytes: int) -> None:
+        super().copy(stream, target, source, size_bytes)
+        if self._untold:
+            super().announce(self._epoch, [self._untold.pop(0)], stream)
+
+    def announce(self, epoch: Epoch, peers: list[int], stream: int, step: int = SET) -> None:
+        while self._untold:
+            super().announce(epoch, [self._untold.pop(0)], stream, step)
+
+
 class DeathWorld:
     """Three ranks in one all-reduce, of which the last one dies with ``num_left`` operations undone; the others hear of it later.
     If ``is_asking``, a rank's check asks the system who is alive, and not only its own watchdog.
@@ -277,7 +294,7 @@ class DeathWorld:
         self._num_left = num_left
         self._call = call
         self._is_asking = is_asking
-        self._world = PeerWorld([call], num_ranks=3)
+        self._world = PeerWorld([call], num_ranks=3, lane=OneByOne)
 
     def __call__(self, machine: Machine) -> Mapping[str, Program]:
         ranks = self._world.open(machine)
@@ -299,9 +316,9 @@ class DeathWorld:
         target = driver.allocate(size_bytes, "output")
         data = content(driver.device, 0, 0, self._call.count)
         make(driver, stream, "the input", source, data)
-        lane.begin(stream, num_streams=1, is_captured=False)
+        lane.begin(stream, is_captured=False)
         job = steps.Job(target, source, self._call.count, WORD)
-        steps.all_reduce([lane], stream, [job], self._call.tuning(driver.device))
+        steps.all_reduce([lane], stream, [job])
         use(driver, stream, "the output", target, size_bytes, seen)
         return stream, seen
 

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from crossfade.device.signals import CLEAR
-from crossfade.ops.algorithms import overlaps
+from crossfade.device.signals import CLEAR, SET
 from crossfade.peers.lane import Epoch, Lane
 
 
 class SignalBeforeData(Lane):
     """Sets ``full`` before a push copies anything."""
 
-    _epoch: Epoch
+    _epoch: Epoch | None = None
 
     def advance(self) -> Epoch:
         self._epoch = super().advance()
         return self._epoch
 
-    def fork(self, stream: int, num_streams: int) -> list[int]:
-        super().announce(self._epoch, self.memory.peers, stream, is_batched=True)
-        return super().fork(stream, num_streams)
+    def copy(self, stream: int, target: int, source: int, size_bytes: int) -> None:
+        if self._epoch is not None:
+            super().announce(self._epoch, self.memory.peers, stream)
+            self._epoch = None
+        super().copy(stream, target, source, size_bytes)
 
-    def announce(self, epoch: Epoch, peers: list[int], stream: int, *, is_batched: bool) -> None:
+    def announce(self, epoch: Epoch, peers: list[int], stream: int, step: int = SET) -> None:
         pass
 
 
@@ -47,7 +48,7 @@ class OneSignal(Lane):
 class NoWait(Lane):
     """Does not wait for the others."""
 
-    def await_full(self, epoch: Epoch, peers: list[int], stream: int, *, is_batched: bool) -> None:
+    def await_full(self, epoch: Epoch, peers: list[int], stream: int) -> None:
         pass
 
 
@@ -59,18 +60,14 @@ class NoWaitAtAll(NoWait):
 
 
 class SignalAfterWait(Lane):
-    """Sets ``full`` on a side stream, behind nothing that waits, but enqueues that after the waits."""
+    """Sets ``full`` on the local stream, behind nothing that waits, but enqueues that after the waits."""
 
-    _late: tuple[Epoch, list[int]]
+    def announce(self, epoch: Epoch, peers: list[int], stream: int, step: int = SET) -> None:
+        self.fork_local(stream)
 
-    def announce(self, epoch: Epoch, peers: list[int], stream: int, *, is_batched: bool) -> None:
-        self._late = epoch, peers
-        if is_batched:  # an empty exchange has no side streams
-            super().announce(epoch, peers, stream, is_batched=True)
-
-    def join(self, streams: list[int]) -> None:
-        super().announce(*self._late, streams[-1], is_batched=True)
-        super().join(streams)
+    def await_full(self, epoch: Epoch, peers: list[int], stream: int) -> None:
+        super().await_full(epoch, peers, stream)
+        super().announce(epoch, peers, self.local)
 
 
 class NeverEven(Lane):
@@ -79,20 +76,6 @@ class NeverEven(Lane):
     @property
     def is_uneven(self) -> bool:
         return False
-
-
-class NoFork(Lane):
-    """Side streams do not begin behind the caller's."""
-
-    def fork(self, stream: int, num_streams: int) -> list[int]:
-        return [stream, *self.sides[: num_streams - 1]]
-
-
-class NoJoin(Lane):
-    """The caller's stream goes on, and does not wait for the side streams."""
-
-    def join(self, streams: list[int]) -> None:
-        pass
 
 
 class NoOrder(Lane):
@@ -121,13 +104,10 @@ class EarlySignal(Lane):
     def advance(self) -> Epoch:
         epoch = super().advance()
         assert self._stream is not None
-        super().announce(epoch, self.memory.peers, self._stream, is_batched=True)
+        super().announce(epoch, self.memory.peers, self._stream)
         return epoch
 
-    def announce(self, epoch: Epoch, peers: list[int], stream: int, *, is_batched: bool) -> None:
-        pass
-
-    def announce_step(self, epoch: Epoch, peers: list[int], stream: int, step: int) -> None:
+    def announce(self, epoch: Epoch, peers: list[int], stream: int, step: int = SET) -> None:
         pass
 
 
@@ -150,17 +130,17 @@ class NoLocalJoin(Lane):
 
 
 class StepBeforeCopy(Lane):
-    """Sets a step in front of the copies that it stands for; `hold` takes the place of `turns.copy`."""
+    """Sets a step in front of the copies that it stands for."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._held: list[tuple[int, int, int, int]] = []
 
-    def hold(self, *copy: int) -> None:
-        self._held.append(copy)  # type: ignore[arg-type]
+    def copy(self, stream: int, target: int, source: int, size_bytes: int) -> None:
+        self._held.append((stream, target, source, size_bytes))
 
-    def announce_step(self, epoch: Epoch, peers: list[int], stream: int, step: int) -> None:
-        super().announce_step(epoch, peers, stream, step)
+    def announce(self, epoch: Epoch, peers: list[int], stream: int, step: int = SET) -> None:
+        super().announce(epoch, peers, stream, step)
         self._let_go()
 
     def join_local(self, stream: int) -> None:
@@ -170,12 +150,7 @@ class StepBeforeCopy(Lane):
     def _let_go(self) -> None:
         held, self._held = self._held, []
         for each in held:
-            overlaps.copy(self, *each)
-
-
-def hold(lane: StepBeforeCopy, *copy: int) -> None:
-    """In the place of `turns.copy`."""
-    lane.hold(*copy)
+            super().copy(*each)
 
 
 class NeverCleared(Lane):
@@ -221,11 +196,11 @@ class SumsBeforeAdd(_KnowsSums):
     def await_step(self, epoch: Epoch, peers: list[int], stream: int, step: int, num_steps: int) -> None:
         super().await_step(epoch, peers, stream, step, num_steps)
         if not self._has_sums(epoch):
-            super().announce_step(self._sums, peers, stream, step)
+            super().announce(self._sums, peers, stream, step)
 
-    def announce_step(self, epoch: Epoch, peers: list[int], stream: int, step: int) -> None:
+    def announce(self, epoch: Epoch, peers: list[int], stream: int, step: int = SET) -> None:
         if not self._has_sums(epoch):
-            super().announce_step(epoch, peers, stream, step)
+            super().announce(epoch, peers, stream, step)
 
 
 class FetchElsewhere(_KnowsSums):
@@ -241,6 +216,6 @@ class FetchElsewhere(_KnowsSums):
 class StepsByTheStream(Lane):
     """Steps of parts are set on the caller's stream, which knows that they are computed, and not that they are copied."""
 
-    def announce_step(self, epoch: Epoch, peers: list[int], stream: int, step: int) -> None:
+    def announce(self, epoch: Epoch, peers: list[int], stream: int, step: int = SET) -> None:
         assert self._stream is not None
-        super().announce_step(epoch, peers, self._stream, step)
+        super().announce(epoch, peers, self._stream, step)

@@ -13,15 +13,14 @@ from functools import reduce
 from typing import Any
 
 from crossfade.device.capture import Replay, capture
-from crossfade.device.signals import WORD_BYTES, SignalBoard
+from crossfade.device.signals import WORD_BYTES, HostBoard
 from crossfade.peers import steps
 from crossfade.peers.exchange import barrier
 from crossfade.peers.lane import NUM_EPOCHS, Lane, num_words
 from crossfade.peers.memory import GroupMemory, Kind, Reduction
-from crossfade.peers.tuning import DEFAULT, Tuning
 from crossfade.testing.fake import FakeDriver, Fault, Machine
 from crossfade.testing.fake.machine import Program, Range
-from tests.helpers.worlds.kit import finish
+from tests.helpers.worlds.kit import finish, scratch
 
 WORD = Kind("int32", 4)
 _MASK = 0xFFFF_FFFF
@@ -56,7 +55,6 @@ class Call:
     count: int = 8  # words in one block
     lane: int = 0  # where
     stream: int = 0
-    tunings: tuple[Tuning, ...] = (DEFAULT,)  # rank k uses number k modulo their number
     is_in_place: bool = False  # the output lies where the input lies, as far as that is allowed
     is_shared: bool = False  # the other ranks write the output themselves, where that is possible
     more_lanes: tuple[int, ...] = ()  # for further pieces of a sum
@@ -69,9 +67,6 @@ class Call:
             Collective.ALL_TO_ALL,
             Collective.ALL_REDUCE,
         )
-
-    def tuning(self, rank: int) -> Tuning:
-        return self.tunings[rank % len(self.tunings)]
 
 
 def fold(*blocks: bytes) -> bytes:
@@ -127,16 +122,16 @@ class FakeKernels:
 
 def open_homes(
     drivers: Sequence[Any], kernels: Callable[[Any], Any], num_lanes: int, total_bytes: int
-) -> tuple[list[GroupMemory], list[tuple[int, int]]]:
-    """Of ranks with a driver each; and each rank's memory that the others reach: its signals and its buffers."""
+) -> tuple[list[GroupMemory], list[int]]:
+    """Of ranks with a driver each; and each rank's buffers, which the others reach."""
     words = num_words(num_lanes, len(drivers))
-    boards = [driver.allocate(words * WORD_BYTES, f"signals of rank {k}") for k, driver in enumerate(drivers)]
+    boards = [scratch(words * WORD_BYTES) for _ in drivers]
     buffers = [driver.allocate(total_bytes, f"buffers of rank {k}") for k, driver in enumerate(drivers)]
     homes = []
     for rank, driver in enumerate(drivers):
-        views = [SignalBoard(driver, address, words) for address in boards]
+        views = [HostBoard(driver, memory, words, f"rank {k}") for k, memory in enumerate(boards)]
         homes.append(GroupMemory(driver, kernels(driver), rank, len(drivers), buffers, total_bytes, views))
-    return homes, list(zip(boards, buffers, strict=True))
+    return homes, buffers
 
 
 @dataclass
@@ -162,7 +157,6 @@ class PeerWorld:
     num_queues: int | None = None  # hardware queues of each rank
     buffer_bytes: int = 1024  # of each lane's two buffers; what is longer is done in pieces
     num_lanes: int = 1
-    num_streams: int = 1
     num_user_streams: int = 1
     is_replayable: bool = False  # of the lanes
     orders: Sequence[Sequence[int]] = ()
@@ -174,8 +168,8 @@ class PeerWorld:
         ranks = self.open(machine)
         return {f"host {rank}": self._run(*each) for rank, each in enumerate(ranks)}
 
-    def open(self, machine: Machine) -> list[tuple[FakeDriver, list[Lane], tuple[int, int]]]:
-        """Each rank's driver, lanes, and memory that the others reach: its signals and its buffers."""
+    def open(self, machine: Machine) -> list[tuple[FakeDriver, list[Lane], int]]:
+        """Each rank's driver, lanes, and buffers, which the others reach."""
         drivers = [
             FakeDriver(machine, f"rank {rank}", rank, num_queues=self.num_queues) for rank in range(self.num_ranks)
         ]
@@ -194,16 +188,16 @@ class PeerWorld:
         return NUM_EPOCHS * self.num_lanes * self.buffer_bytes + heap_bytes
 
     def _lane(self, home: GroupMemory, index: int) -> Lane:
-        options = {"num_streams": self.num_streams, "is_replayable": self.is_replayable}
+        options = {"is_replayable": self.is_replayable}
         return self.lane(home, index, self.buffer_bytes, **options)
 
-    def _run(self, driver: FakeDriver, lanes: Sequence[Lane], shared: tuple[int, ...]) -> Program:
+    def _run(self, driver: FakeDriver, lanes: Sequence[Lane], shared: int) -> Program:
         rank = driver.device
         streams = [driver.create_stream(f"compute {k}") for k in range(self.num_user_streams)]
         main = driver.create_stream("launches") if self.is_launched_elsewhere else streams[0]
         event = driver.create_event()
         order = self.orders[rank % len(self.orders)] if self.orders else range(len(self.calls))
-        sites = [self._site(driver, rank, number, shared[1]) for number in order]
+        sites = [self._site(driver, rank, number, shared) for number in order]
         replay: Replay | None = None
         for version, kind in enumerate(self.rounds_of(rank)):
             if kind is Round.EAGER:
@@ -223,7 +217,7 @@ class PeerWorld:
         if replay is not None:
             replay.close()
         driver.destroy_event(event)
-        self._give_back(driver, lanes, streams, [*shared, *(at for site in sites for at in site.held)])
+        self._give_back(driver, lanes, streams, [shared, *(at for site in sites for at in site.held)])
         self._check(rank, sites)
 
     def _site(self, driver: FakeDriver, rank: int, number: int, memory: int) -> Site:
@@ -268,22 +262,21 @@ class PeerWorld:
 
     def _enqueue(self, lanes: Sequence[Lane], stream: int, site: Site, *, is_captured: bool) -> None:
         call, lane = site.call, lanes[site.call.lane]
-        tuning = call.tuning(lane.memory.rank)
         row = [lane, *(lanes[number] for number in call.more_lanes)]
         for each in row:
-            each.begin(stream, num_streams=tuning.num_streams, is_captured=is_captured)
+            each.begin(stream, is_captured=is_captured)
         source, target, size_bytes = site.source, site.target, call.count * WORD.size_bytes
         match call.collective:
             case Collective.ALL_GATHER:
-                steps.all_gather(lane, stream, target, source, size_bytes, tuning, site.offset)
+                steps.all_gather(lane, stream, target, source, size_bytes, site.offset)
             case Collective.ALL_TO_ALL:
-                steps.all_to_all(lane, stream, target, source, size_bytes, tuning, site.offset)
+                steps.all_to_all(lane, stream, target, source, size_bytes, site.offset)
             case Collective.REDUCE_SCATTER:
-                steps.reduce_scatter(row, stream, [steps.Job(target, source, call.count, WORD)], tuning)
+                steps.reduce_scatter(row, stream, [steps.Job(target, source, call.count, WORD)])
             case Collective.ALL_REDUCE:
-                steps.all_reduce(row, stream, [steps.Job(target, source, call.count, WORD, site.offset)], tuning)
+                steps.all_reduce(row, stream, [steps.Job(target, source, call.count, WORD, site.offset)])
             case Collective.BROADCAST:
-                steps.broadcast(lane, stream, ROOT % self.num_ranks, target, source, size_bytes, tuning)
+                steps.broadcast(lane, stream, ROOT % self.num_ranks, target, source, size_bytes)
             case Collective.BARRIER:
                 barrier(lane, stream)
         for each in row:
@@ -329,7 +322,7 @@ class PeerWorld:
     def _end(self, driver: FakeDriver, lanes: Sequence[Lane], streams: Sequence[int]) -> Program:
         """As a group closes: a last exchange on each lane; behind it nobody uses this rank's memory."""
         for lane in lanes:
-            lane.begin(streams[0], num_streams=1, is_captured=False)
+            lane.begin(streams[0], is_captured=False)
             barrier(lane, streams[0])
         yield from finish(driver, streams)
 
@@ -338,6 +331,8 @@ class PeerWorld:
     ) -> None:
         for lane in lanes:
             lane.close()
+        for board in lanes[0].memory.boards:
+            board.close()
         for stream in streams:
             driver.destroy_stream(stream)
         for address in held:

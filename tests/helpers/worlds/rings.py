@@ -37,7 +37,6 @@ class RingWorld:
     is_accepting_early: bool = False  # the receiver waits before it is told that it may
     is_source_reused: bool = False  # the sender computes the next value where the last one lies
     is_leaking: bool = False  # the receiver forgets the last value that it has, without ending its lease
-    chunk_bytes: int | None = None  # longest single copy
     num_copied_out: int = field(default=0, init=False)
     num_generations: int = field(default=0, init=False)
 
@@ -52,7 +51,7 @@ class RingWorld:
     def _send(self, driver: FakeDriver, line: RingLine) -> Program:
         compute, copies = driver.create_stream("compute"), driver.create_stream("copies")
         pool = Pool(driver)
-        ring = self.sender(driver, line.board(driver), copies, line.ahead.send, line.label, self.chunk_bytes)
+        ring = self.sender(driver, line.board(driver), copies, line.ahead.send, line.label)
         source = 0
         for index, size_bytes in enumerate(self.sizes_bytes):
             if not source or not self.is_source_reused:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from crossfade.device.memory import Pool
 from crossfade.device.signals import Counter
 from crossfade.device.staged import StagedReceiver, StagedSender, StagedStreams
-from crossfade.device.staged_layout import Cut, StagedLayout
+from crossfade.device.staged_layout import StagedLayout
 from crossfade.testing.fake import FakeDriver, FakeLink, Machine, Until
 from crossfade.testing.fake.clocks import join
 from crossfade.testing.fake.machine import Program
@@ -28,14 +28,12 @@ class StagedWorld:
     sizes_bytes: Sequence[int] = (10_000, 3, 0, 4096)  # their lengths
     num_chunks: int = 2
     num_streams: int = 3  # of each side
-    cut: Cut = Cut.FULL  # see `StagedLayout`
-    chunks_per_free: int | None = None
     num_queues: int | None = None
     sender: Callable[..., StagedSender] = StagedSender  # classes with or without a fault
     receiver: Callable[..., StagedReceiver] = StagedReceiver
 
     def __call__(self, machine: Machine) -> Mapping[str, Program]:
-        layout = StagedLayout(self.num_chunks, 4096, self.cut, self.chunks_per_free)
+        layout = StagedLayout(self.num_chunks, 4096)
         memory = scratch(layout.size_bytes)
         machine.at_end.append(memory.close)
         here = FakeDriver(machine, "sender", 0, num_queues=self.num_queues)

@@ -1,14 +1,13 @@
 """Sums in turns on the fake machine, in one row with operators in rounds and collectives, on the same lanes.
 
-A reduce-scatter or an all-reduce does what the collective of its name does: the "product" of a piece is a kernel that copies it out
-of the input. As in `crossfade.ops.algorithms.rounds`, each piece's product may be enqueued by itself; as in
-`crossfade.ops.signaled.tiles`, one launch may stand for all of a turn, whose pieces are counted.
+A reduce-scatter or an all-reduce does what the collective of its name does: the "product" of a part is a kernel that copies it out
+of the input.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from itertools import accumulate, pairwise
@@ -19,25 +18,20 @@ from hypothesis import strategies as st
 from crossfade.device.copies import stagger
 from crossfade.ops.algorithms import schedule
 from crossfade.ops.algorithms.schedule import Run, Send, Step
-from crossfade.ops.calls.products import cut_evenly, in_order, place, shares
+from crossfade.ops.calls.products import in_order, place, shares
 from crossfade.peers import steps
 from crossfade.peers.lane import Epoch, Lane
 from crossfade.peers.memory import Reduction
-from crossfade.testing.fake import FakeDriver
-from tests.helpers.worlds.operators import OPERATORS, OpsWorld, Product, draw_options
+from tests.helpers.worlds.operators import OPERATORS, OpsWorld, draw_options
 from tests.helpers.worlds.ranks import WORD, Call, Collective, PeerWorld, Round, Site
 
 SUMS = (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)
-_WORD_BYTES = 64
-_MOST_PIECES = 4 * 3 * 2  # rounds, other ranks, pieces
 
 
 class Way(StrEnum):
     """How a call is done."""
 
     TURNS = "turns"
-    TILES = "tiles"
-    """In turns, each with one launch for all pieces."""
     ROUNDS = "rounds"
     COLLECTIVE = "collective"
 
@@ -50,29 +44,6 @@ class _Block(NamedTuple):
     num_words: int  # their length
 
 
-class Counters:
-    """Words that say that a piece is done: two for each, an eager one that grows and a replayed one that is put back."""
-
-    def __init__(self, driver: FakeDriver, address: int) -> None:
-        self._driver, self._address = driver, address
-        self._numbers: dict[int, int] = {}
-
-    def count(self, stream: int, index: int, *, is_captured: bool) -> None:
-        number = 1 if is_captured else self._numbers.get(index, 0) + 1
-        if not is_captured:
-            self._numbers[index] = number
-        self._driver.write_value(stream, self._at(index, is_captured), number)
-
-    def wait(self, stream: int, *, index: int, is_captured: bool) -> None:
-        if is_captured:
-            self._driver.wait_and_reset(stream, self._at(index, is_captured), 1, 0)
-        else:
-            self._driver.wait_value(stream, self._at(index, is_captured), self._numbers[index])
-
-    def _at(self, index: int, is_captured: bool) -> int:
-        return self._address + (2 * index + is_captured) * _WORD_BYTES
-
-
 @dataclass
 class TurnsWorld(OpsWorld):
     """Ranks that do the same sums in turns, and other things in between."""
@@ -81,24 +52,12 @@ class TurnsWorld(OpsWorld):
     """Call number k is done in number k modulo their number; what does not sum is never done in turns."""
     lag: int = 0  # of all calls in turns; ``num_parts`` are their rounds
     taper: int = 1
-    num_pieces: int = 1  # that a rank's rows of a round are sent in
     is_half_replayed: bool = False  # every other rank makes eager rounds where the others replay
 
     def rounds_of(self, rank: int) -> Sequence[Round]:
         if self.is_half_replayed and rank % 2:
             return [Round.EAGER if kind is Round.REPLAY else kind for kind in self.rounds]
         return self.rounds
-
-    def _site(self, driver: FakeDriver, rank: int, number: int, memory: int) -> Site:
-        site = super()._site(driver, rank, number, memory)
-        if site.call.collective not in SUMS:
-            return site
-        words = driver.allocate(2 * _MOST_PIECES * _WORD_BYTES, f"counters {number} of rank {rank}")
-        for index in range(_MOST_PIECES):
-            for k, kind in enumerate(("eager", "replayed")):
-                label = f"{kind} counter {index} of call {number} of rank {rank}"
-                driver.name_range(words + (2 * index + k) * _WORD_BYTES, 4, label)
-        return replace(site, held=(*site.held, words), seen=site.seen)
 
     def _enqueue(self, lanes: Sequence[Lane], stream: int, site: Site, *, is_captured: bool) -> None:
         way = self.ways[site.number % len(self.ways)]
@@ -111,42 +70,24 @@ class TurnsWorld(OpsWorld):
             lane = lanes[site.call.lane]
             lane.begin(stream, is_captured=is_captured)
             local = lane.fork_local(stream)
-            call = _Sums(self, lane, stream, site, is_captured=is_captured, is_by_tiles=way is Way.TILES)
-            call.enqueue(local)
+            _Sums(self, lane, stream, site).enqueue(local)
             lane.join_local(stream)
             steps.end(lane, stream)
 
-    # What `OpsWorld` keeps as a call's last own memory is in front of the counters here.
-
-    def _reduce_scatter(self, lane: Lane, stream: int, local: int, site: Site, product: Product) -> None:
-        super()._reduce_scatter(lane, stream, local, replace(site, held=site.held[:-1]), product)
-
-    def counters(self, driver: FakeDriver, site: Site) -> Counters:
-        """Of one call of one rank, kept from round to round."""
-        kept: dict[int, Counters] = driver.__dict__.setdefault("counters", {})
-        return kept.setdefault(site.number, Counters(driver, site.held[-1]))
-
 
 class _Sums:
-    """One call of one rank; by tiles, one launch stands for all pieces of a turn."""
+    """One call of one rank."""
 
-    def __init__(
-        self, world: TurnsWorld, lane: Lane, stream: int, site: Site, *, is_captured: bool, is_by_tiles: bool
-    ) -> None:
-        driver = lane.memory.driver
-        assert isinstance(driver, FakeDriver), "worlds are of the fake machine"
+    def __init__(self, world: TurnsWorld, lane: Lane, stream: int, site: Site) -> None:
         self._world, self._lane, self._stream, self._site = world, lane, stream, site
-        self._is_captured, self._is_by_tiles = is_captured, is_by_tiles
-        self._counters = world.counters(driver, site)
         self._ends = [0, *accumulate(shares(world.num_parts, world.taper))]
         self._blocks = self._cut()
-        self._num_counted = 0
 
     def _cut(self) -> list[_Block]:
         site, num_ranks, size = self._site, self._world.num_ranks, WORD.size_bytes
         count = site.call.count
         if site.call.collective is Collective.REDUCE_SCATTER:
-            scratch, length = site.held[-2], count * size
+            scratch, length = site.held[-1], count * size
             blocks = [_Block(site.source + p * length, scratch + p * length, count) for p in range(num_ranks)]
             rank = self._lane.memory.rank
             blocks[rank] = blocks[rank]._replace(product=site.target)
@@ -170,30 +111,13 @@ class _Sums:
             return Step(
                 number, None, partial(self._multiply, home.rank, *self._rows(home.rank, number)), self._add(number)
             )
-        sends, launches = [], []
-        for p in stagger(home.rank, home.num_ranks):
-            begin, end = self._rows(p, number)
-            for first, last in cut_evenly(end - begin, self._world.num_pieces) or [(0, 0)]:
-                launch = partial(self._multiply, p, begin + first, begin + last)
-                index, self._num_counted = self._num_counted, self._num_counted + 1
-                wait = None
-                if self._is_by_tiles:
-                    wait = partial(self._counters.wait, index=index, is_captured=self._is_captured)
-                launches.append((launch, index))
-                sends.append(self._send(p, begin + first, begin + last, wait, launch))
-        return Step(number, sends, partial(self._launch_all, launches) if self._is_by_tiles else None)
+        return Step(number, [self._send(p, *self._rows(p, number)) for p in stagger(home.rank, home.num_ranks)])
 
-    def _launch_all(self, launches: Sequence[tuple[Callable[[], None], int]]) -> None:
-        for launch, index in launches:
-            launch()
-            self._counters.count(self._stream, index, is_captured=self._is_captured)
-
-    def _send(
-        self, p: int, begin: int, end: int, wait: Callable[[int], None] | None, launch: Callable[[], None]
-    ) -> Send:
+    def _send(self, p: int, begin: int, end: int) -> Send:
         size = WORD.size_bytes
         offset, size_bytes = begin * size, (end - begin) * size
-        return Send(p, self._blocks[p].product + offset, offset, size_bytes, wait, None if wait else launch)
+        source = self._blocks[p].product + offset
+        return Send(p, source, offset, size_bytes, partial(self._multiply, p, begin, end))
 
     def _rows(self, p: int, number: int) -> tuple[int, int]:
         begin, end = (
@@ -237,7 +161,7 @@ def turns_worlds(draw: st.DrawFn) -> TurnsWorld:
     for _ in range(draw(st.integers(1, 4))):
         lane = draw(st.integers(0, num_lanes - 1))
         stream = draw(st.integers(0, num_lanes - 1)) if is_eager else lane
-        way = draw(st.sampled_from([Way.TURNS, Way.TURNS, Way.TILES, Way.TILES, Way.ROUNDS, Way.COLLECTIVE]))
+        way = draw(st.sampled_from([Way.TURNS, Way.TURNS, Way.ROUNDS, Way.COLLECTIVE]))
         known = {Way.ROUNDS: OPERATORS, Way.COLLECTIVE: tuple(Collective)}
         collective = draw(st.sampled_from(known.get(way, SUMS)))
         is_put = draw(st.booleans()) and collective in (Collective.ALL_REDUCE, Collective.ALL_GATHER)
@@ -252,6 +176,5 @@ def turns_worlds(draw: st.DrawFn) -> TurnsWorld:
         ways=ways,
         lag=draw(st.integers(0, 3)),
         taper=draw(st.integers(1, 3)),
-        num_pieces=draw(st.integers(1, 2)),
         is_half_replayed=Round.CAPTURE not in rounds and draw(st.booleans()),
     )

@@ -1,1 +1,1 @@
-"""How the operators are done: the product and then torch.distributed, torch's fused operators, rounds and tiles by copy engines."""
+"""How the operators are done: the product and then torch.distributed, torch's fused operators, rounds by copy engines."""

@@ -2,7 +2,7 @@
 
 W ranks; r is this one. A *part* is this round's share of what goes to, or comes from, one rank. The caller gives functions that
 enqueue products on ``stream``; everything else is enqueued here, on ``stream`` and on the lane's local stream. On every rank the
-signals of an exchange are enqueued before its first wait (PR-2). In step k every rank serves another one (`stagger`).
+signals of an exchange are enqueued before its first wait (PR-2). In step k every rank serves another one (`Lane.order`).
 
 All-gather: what arrives is read where it lies::
 
@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from crossfade.device.copies import cut, enqueue, stagger
 from crossfade.peers.exchange import barrier
 from crossfade.peers.lane import Epoch, Lane
 
@@ -35,20 +34,9 @@ class Part(NamedTuple):
     size_bytes: int  # its length
 
 
-def arrivals(rank: int, num_ranks: int) -> list[int]:
-    """The other ranks, in the order in which they come to serve this one (see `stagger`)."""
-    return [(rank - step) % num_ranks for step in range(1, num_ranks)]
-
-
 def _slot(lane: Lane, epoch: Epoch, owner: int, writer: int) -> int:
     """A rank's place in a rank's buffer."""
     return epoch.buffers[owner] + writer * lane.slot_bytes
-
-
-def copy(lane: Lane, stream: int, target: int, source: int, size_bytes: int) -> None:
-    """Enqueues a copy between two ranks, or inside one."""
-    enqueue(lane.memory.driver, cut(target, source, size_bytes), stream)
-    lane.num_bytes += size_bytes
 
 
 class _Gather:
@@ -72,21 +60,21 @@ class _Gather:
         lane, stream = self._lane, self._stream
         memory = lane.memory
         epoch = lane.advance()
-        order = stagger(memory.rank, memory.num_ranks)
+        order = lane.order
         local = lane.fork_local(stream)
         for p in order:
-            copy(lane, local, _slot(lane, epoch, p, memory.rank), *parts[p])
+            lane.copy(local, _slot(lane, epoch, p, memory.rank), *parts[p])
             if self._last is None:
-                lane.announce(epoch, [p], local, is_batched=False)
+                lane.announce(epoch, [p], local)
         if self._last is not None:
             self._last()
-            lane.announce(epoch, order, lane.fork_local(stream), is_batched=True)
+            lane.announce(epoch, order, lane.fork_local(stream))
         use(memory.rank, parts[memory.rank].address)
         self._last = None
-        for p in arrivals(memory.rank, memory.num_ranks):
+        for p in lane.arrivals:
             if self._last is not None:
                 self._last()
-            lane.await_full(epoch, [p], stream, is_batched=False)
+            lane.await_full(epoch, [p], stream)
             self._last = _bound(use, p, _slot(lane, epoch, memory.rank, p))
 
     def end(self) -> None:
@@ -133,12 +121,12 @@ def all_gather_into(lane: Lane, stream: int, local: int, own: Part, offset: int,
     memory = lane.memory
     barrier(lane, local)
     epoch = lane.advance()
-    for p in stagger(memory.rank, memory.num_ranks):
-        copy(lane, local, memory.buffers[p] + offset, *own)
-        lane.announce(epoch, [p], local, is_batched=False)
+    for p in lane.order:
+        lane.copy(local, memory.buffers[p] + offset, *own)
+        lane.announce(epoch, [p], local)
     use(memory.rank)
-    for p in arrivals(memory.rank, memory.num_ranks):
-        lane.await_full(epoch, [p], stream, is_batched=False)
+    for p in lane.arrivals:
+        lane.await_full(epoch, [p], stream)
         use(p)
 
 
@@ -162,11 +150,11 @@ def all_to_all(
     if not is_first:
         lane.join_local(stream)
     epoch = lane.advance()
-    for p in stagger(memory.rank, memory.num_ranks):
+    for p in lane.order:
         compute(p, _slot(lane, epoch, memory.rank, p))
-        lane.announce(epoch, [p], stream, is_batched=False)
+        lane.announce(epoch, [p], stream)
     compute(memory.rank, None)
-    for p in arrivals(memory.rank, memory.num_ranks):
-        lane.await_full(epoch, [p], local, is_batched=False)
+    for p in lane.arrivals:
+        lane.await_full(epoch, [p], local)
         target, size_bytes = received[p]
-        copy(lane, local, target, _slot(lane, epoch, p, memory.rank), size_bytes)
+        lane.copy(local, target, _slot(lane, epoch, p, memory.rank), size_bytes)

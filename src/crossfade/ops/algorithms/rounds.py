@@ -120,7 +120,7 @@ class _Sums:
 
     def _send(self, p: int, number: int) -> Send:
         address, offset, size_bytes = self._run(p, number)
-        return Send(p, address, offset, size_bytes, launch=partial(self._compute, p, number))
+        return Send(p, address, offset, size_bytes, partial(self._compute, p, number))
 
     def _compute(self, p: int, number: int) -> None:
         rows = self._slice(p, number)

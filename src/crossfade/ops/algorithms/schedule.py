@@ -29,21 +29,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from crossfade.device.copies import stagger
-from crossfade.ops.algorithms.overlaps import arrivals, copy
 from crossfade.peers.exchange import barrier
 from crossfade.peers.lane import Epoch, Lane
 
 
 class Send(NamedTuple):
-    """A piece that goes to its rank."""
+    """What goes to one rank."""
 
     rank: int
     source: int  # where it lies here
     offset: int  # where it goes in this rank's slot there
     size_bytes: int  # its length
-    wait: Callable[[int], None] | None = None  # enqueues on a stream: it is done; None: wait for the caller's stream
-    launch: Callable[[], None] | None = None  # enqueues its product on the caller's stream, if the step has not
+    launch: Callable[[], None]  # enqueues its product on the caller's stream
 
 
 class Step(NamedTuple):
@@ -53,7 +50,9 @@ class Step(NamedTuple):
 
     round: int
     sends: Sequence[Send] | None  # what goes to others, in the order in which it is done; None for the own rows
-    launch: Callable[[], None] | None = None  # enqueues, on the caller's stream, what needs no other rank
+    launch: Callable[[], None] | None = (
+        None  # of the own rows: enqueues, on the caller's stream, what needs no other rank
+    )
     add: Callable[[Epoch, Epoch | None], None] | None = None  # enqueues there what needs the other ranks' parts
 
 
@@ -99,7 +98,6 @@ def all_reduce(
     """
     parts, sums = lane.advance(), lane.advance()
     memory, num_rounds = lane.memory, len(runs)
-    order = stagger(memory.rank, memory.num_ranks)
     for step in steps:
         _do(lane, stream, step, num_rounds, parts, sums)
         if step.sends is not None:
@@ -107,18 +105,18 @@ def all_reduce(
         local, rows, number = lane.fork_local(stream), runs[step.round], step.round + 1
         if offset is not None:
             address, begin, size_bytes = rows[memory.rank]
-            for p in order:
-                copy(lane, local, memory.buffers[p] + offset + begin, address, size_bytes)
+            for p in lane.order:
+                lane.copy(local, memory.buffers[p] + offset + begin, address, size_bytes)
             continue
-        lane.announce_step(sums, order, local, number)
-        lane.await_step(sums, order, local, number, num_rounds)
-        for p in arrivals(memory.rank, memory.num_ranks):
+        lane.announce(sums, lane.order, local, number)
+        lane.await_step(sums, lane.order, local, number, num_rounds)
+        for p in lane.arrivals:
             address, begin, size_bytes = rows[p]
-            copy(lane, local, address, sums.buffers[p] + begin, size_bytes)
+            lane.copy(local, address, sums.buffers[p] + begin, size_bytes)
     if offset is not None:
         local = lane.fork_local(stream)
-        lane.announce(sums, order, local, is_batched=True)
-        lane.await_full(sums, order, local, is_batched=True)
+        lane.announce(sums, lane.order, local)
+        lane.await_full(sums, lane.order, local)
 
 
 def _do(
@@ -131,23 +129,18 @@ def _do(
     fill: Callable[[], None] | None = None,
 ) -> None:
     memory = lane.memory
-    order = stagger(memory.rank, memory.num_ranks)
     if step.launch is not None:
         step.launch()
     if fill is not None:
         fill()
     if step.sends is None:
-        lane.await_step(parts, order, stream, step.round + 1, num_rounds)
+        lane.await_step(parts, lane.order, stream, step.round + 1, num_rounds)
         if step.add is not None:
             step.add(parts, sums)
         return
-    for p in order:
-        for send in (each for each in step.sends if each.rank == p):
-            if send.launch is not None:
-                send.launch()
-            local = lane.fork_local(stream) if send.wait is None else lane.local
-            if send.wait is not None:
-                send.wait(local)
-            slot = parts.buffers[p] + memory.rank * lane.slot_bytes
-            copy(lane, local, slot + send.offset, send.source, send.size_bytes)
-        lane.announce_step(parts, [p], lane.local, step.round + 1)
+    for send in step.sends:
+        send.launch()
+        local = lane.fork_local(stream)
+        slot = parts.buffers[send.rank] + memory.rank * lane.slot_bytes
+        lane.copy(local, slot + send.offset, send.source, send.size_bytes)
+        lane.announce(parts, [send.rank], local, step.round + 1)

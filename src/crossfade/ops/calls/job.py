@@ -170,15 +170,8 @@ class Job:
         return self.a.new_empty(shape)
 
 
-class Algorithm(NamedTuple):
-    """How an operator is done. Both functions are given a `Job`, and the parameters of a candidate by name.
-
-    ``prepare`` is local, without communication: it loads kernels and takes memory for such jobs, and keeps them in
-    `PeerGroup.belongings`. It is None where libraries alone keep something: the first run brings that about.
-    """
-
-    run: Callable[..., None]  # fills the outputs
-    prepare: Callable[..., None] | None = None
+Algorithm = Callable[..., None]
+"""How an operator is done: fills the outputs of a `Job`; takes the parameters of a candidate by name."""
 
 
 class OnLane(NamedTuple):

@@ -9,13 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from crossfade.ops.algorithms import fused
 from crossfade.ops.calls.job import Operator, Shape
 from crossfade.ops.calls.products import fits, least_rounds
-from crossfade.ops.signaled.operands import KIND_NAMES
 
 if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup
@@ -36,7 +34,6 @@ PARAMETERS: Mapping[str, Mapping[str, Parameter]] = {
         "lag": Parameter(0, least=0, is_shown=False),
         "taper": Parameter(1, is_shown=False),
     },
-    "tiles": {"rounds": Parameter(1), "group_rows": Parameter(0, least=0), "reserve_sms": Parameter(0, least=0)},
     "fused": {},
 }
 """The parameters of every algorithm, by its name."""
@@ -122,6 +119,7 @@ _SUM_ROUNDS = ((2, 1, 1), (2, 0, 3), (2, 1, 3), (4, 1, 1))
 """(rounds, lag, taper) that are tried for an all-reduce too."""
 _LEAST_LENGTH = 16
 """Of a round's part: shorter ones are never worth a launch."""
+_TILE_ROWS = 128
 
 
 def candidates_for(shape: Shape, group: PeerGroup) -> list[Candidate]:
@@ -131,7 +129,7 @@ def candidates_for(shape: Shape, group: PeerGroup) -> list[Candidate]:
         found.append(PLAIN)
         if fused.is_offered(shape, group):
             found.append(Candidate("fused"))
-    return [*found, *_rounds(shape, group), *_tiles(shape, group)]
+    return [*found, *_rounds(shape, group)]
 
 
 def _rounds(shape: Shape, group: PeerGroup) -> Iterator[Candidate]:
@@ -149,28 +147,3 @@ def _rounds(shape: Shape, group: PeerGroup) -> Iterator[Candidate]:
         for rounds, lag, taper in _SUM_ROUNDS:
             if length >= rounds * taper * _TILE_ROWS:
                 yield Candidate.of("rounds", rounds=rounds, lag=lag, taper=taper)
-
-
-_TILES = {
-    Operator.REDUCE_SCATTER: ((1, 0), (1, 512), (2, 0), (2, 512), (4, 0)),
-    Operator.ALL_REDUCE: ((1, 0), (2, 0), (4, 0), (8, 0)),
-}
-"""(rounds, rows of a piece) that are worth a try."""
-
-_TILE_ROWS = 128
-
-
-def _tiles(shape: Shape, group: PeerGroup) -> Iterator[Candidate]:
-    """Where the kernels are, and a rank's block fits into a slot."""
-    operator = Operator(shape.operator)
-    block = -(-shape.m // shape.num_ranks)
-    has_kernels = group.device_type == "cuda" and find_spec("triton") is not None
-    if operator not in _TILES or shape.num_ranks == 1 or shape.dtype not in KIND_NAMES or not has_kernels:
-        return
-    if not shape.k:  # zeros, and nothing to signal
-        return
-    if not fits(group.lane().slot_bytes, block * shape.n * shape.item_bytes):
-        return
-    for rounds, group_rows in _TILES[operator]:
-        if rounds == 1 or block >= rounds * _TILE_ROWS:
-            yield Candidate.of("tiles", rounds=rounds, group_rows=group_rows)

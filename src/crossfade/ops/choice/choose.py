@@ -3,10 +3,9 @@
 One decision is made for each bucket of shapes, and rank 0 tells it once. Which of its candidates a certain shape takes follows from
 the shape alone, so no rank has to ask again: a warm call finds its candidate in a dictionary.
 
-`crossfade.ops.prepare` passes a `WarmUp` in place of a candidate. The operator makes its `Job` as for every call. Then each rank
-prepares the algorithm for such jobs, without communication; the ranks tell each other whether that went well; and the job is run
-once. By then libraries have loaded their kernels for these lengths, made their communicators and taken their memory, so a capture,
-which allows none of this, needs none of it.
+`crossfade.ops.prepare` passes a `WarmUp` in place of a candidate: the call is done, and no replay comes of it. By then libraries
+have loaded their kernels for these lengths, made their communicators and taken their memory, so a capture, which allows none of
+this, needs none of it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from crossfade.ops.choice.figures import H200, Figures, measure_waves, product_t
 from crossfade.ops.choice.model import Model, Prediction
 from crossfade.ops.choice.ranks import Alone, GroupRanks, Ranks
 from crossfade.ops.choice.replays import enqueue, is_replayed
-from crossfade.peers.rendezvous import gather
 from crossfade.topology import load_topology
 
 if TYPE_CHECKING:
@@ -40,42 +38,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """Passed in place of a candidate: prepare its algorithm, and, if ``is_run``, run it once as warm-up, which is collective."""
+    """Passed in place of a candidate for a call that is not counted among those that come again."""
 
     candidate: Candidate
-    is_run: bool = True
-
-    def do(self, algorithm: Algorithm, job: Job) -> None:
-        """Does it."""
-        arguments = self.candidate.arguments
-        error = None
-        try:
-            if algorithm.prepare is not None:
-                algorithm.prepare(job, **arguments)
-        except Exception as raised:
-            if not self.is_run:
-                raise
-            error = raised
-        if not self.is_run:
-            return
-        failed = [
-            rank for rank, has_failed in enumerate(_gather(job.group, has_failed=error is not None)) if has_failed
-        ]
-        if error is not None:
-            raise error
-        if failed:
-            raise DeviceError(
-                f"'{self.candidate}' could not be prepared on rank{'s' * (len(failed) > 1)} {', '.join(map(str, failed))}",
-                hint="see the error there",
-            )
-        algorithm.run(job, **arguments)
-
-
-def _gather(group: PeerGroup, *, has_failed: bool) -> list[bool]:
-    """Of each rank; of this one alone where torch.distributed does not know the group."""
-    if group.process_group is None:
-        return [has_failed]
-    return [bool(row[0]) for row in gather(group.process_group, group.device, [int(has_failed)])]
 
 
 Predict = Callable[[Shape, Candidate], Prediction | None]
@@ -293,13 +258,13 @@ def algorithm_of(
     lane: int = 0,
     most_received: int = 0,
 ) -> Callable[[Job], None]:
-    """What does a job by the given candidate or its text, by the chosen one where it is None; a `WarmUp` prepares it too.
+    """What does a job by the given candidate or its text, by the chosen one where it is None.
 
     ``num_rows`` is M of `Shape`, and ``most_received`` that of `choose_for`; both are the same on all ranks.
     """
-    warm_up = None
+    is_warm_up = isinstance(candidate, WarmUp)
     if isinstance(candidate, WarmUp):
-        warm_up, candidate = candidate, candidate.candidate
+        candidate = candidate.candidate
     elif candidate is None:
         candidate = choose(operator, group, given, num_rows, lane, most_received)
     elif isinstance(candidate, str):
@@ -307,9 +272,8 @@ def algorithm_of(
     algorithm = algorithms.get(candidate.name)
     if algorithm is None:
         raise ValueError(f"this operator cannot be done by '{candidate}'\nhint: one of {', '.join(algorithms)}")
-    if warm_up is not None:
-        return partial(warm_up.do, algorithm)
-    return partial(enqueue, candidate, partial(algorithm.run, **dict(candidate.parameters)))
+    run = partial(algorithm, **dict(candidate.parameters))
+    return run if is_warm_up else partial(enqueue, candidate, run)
 
 
 def choose(

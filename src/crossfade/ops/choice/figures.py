@@ -65,8 +65,6 @@ class Figures:
     product_beside_copies: float = 1.04
     """How much longer a product takes while copy engines are busy. This and the next one are factors."""
     copies_beside_product: float = 1.0
-    tiled_product: float = 1.2
-    """How much longer our own kernel takes than the vendor's, with all that it does besides; a factor."""
     launch_kernel_us: float = 15.0
     """Of the host's time, from Python; as the next two. All are 0 in a captured graph."""
     launch_copy_us: float = 10.0

@@ -7,7 +7,7 @@ this rank's own piece of that number does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from crossfade.ops.calls.job import Operator, Shape
@@ -87,8 +87,6 @@ _OPERATORS = frozenset(str(each) for each in Operator)
 """What is predicted; of `matmul_signaled` the communication is the user's."""
 _GATHERS = Operator.ALL_GATHER
 _SUMS = (Operator.REDUCE_SCATTER, Operator.ALL_REDUCE)
-_COUNTS = ("rounds", "taper")
-"""Parameters that are at least 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,28 +97,18 @@ class Model:
 
     def predict(self, shape: Shape, candidate: Candidate) -> Prediction | None:
         """How long a candidate takes, eager, with all ranks starting together; None where the model knows nothing of it."""
-        algorithms: dict[str, tuple[Callable[..., Prediction], set[str]]] = {
-            "plain": (self._plain, set()),
-            "rounds": (self._rounds, {"rounds", "lag", "taper"}),
-            "tiles": (self._tiles, {"group_rows", "reserve_sms", "rounds"}),
-        }
-        if shape.operator not in _OPERATORS or candidate.name not in algorithms:
-            return None
-        predict, known = algorithms[candidate.name]
-        parameters = dict(candidate.parameters)
-        if parameters.keys() - known or (shape.operator == _GATHERS and candidate.name == "tiles"):
-            return None
-        if any(value < (name in _COUNTS) for name, value in parameters.items()):
-            return None
-        if parameters.get("reserve_sms", 0) >= self.figures.num_sms:
-            return None
-        return predict(shape, **parameters)
+        if shape.operator in _OPERATORS and candidate.name == "plain":
+            return self._plain(shape)
+        if shape.operator in _OPERATORS and candidate.name == "rounds":
+            return self._rounds(shape, **candidate.arguments)
+        return None
 
-    def product_us(self, shape: Shape, rows: float | None = None, *, num_sms: int | None = None) -> float:
+    def product_us(self, shape: Shape, rows: float | None = None) -> float:
         """Time of the product of some of the rows, alone: its waves of tiles, or what its memory takes if that is more."""
         rows = shape.m if rows is None else rows
         size_bytes = shape.item_bytes * (rows * shape.k + shape.k * shape.n + rows * shape.n)
-        return max(self._waves(shape, rows, num_sms) * self.figures.wave_us(shape.k), size_bytes / self._memory_rate)
+        num_waves = _ceil(_ceil(rows / TILE_M) * _ceil(shape.n / TILE_N) / self.figures.num_sms)
+        return max(num_waves * self.figures.wave_us(shape.k), size_bytes / self._memory_rate)
 
     def collective_us(self, shape: Shape) -> float:
         """Time of the vendor's collective, alone."""
@@ -157,10 +145,6 @@ class Model:
     def _memory_rate(self) -> float:
         return self.figures.memory_gbs * 1e3
 
-    def _waves(self, shape: Shape, rows: float, num_sms: int | None = None) -> int:
-        num_tiles = _ceil(rows / TILE_M) * _ceil(shape.n / TILE_N)
-        return _ceil(num_tiles / (num_sms or self.figures.num_sms))
-
     def _block_bytes(self, shape: Shape) -> float:
         """Of what one rank sends to one other."""
         columns = shape.k if shape.operator == _GATHERS else shape.n
@@ -184,15 +168,13 @@ class Model:
         if shape.operator != _GATHERS:
             yield "collective", self.collective_us(shape)
 
-    def _rounds(self, shape: Shape, rounds: int = 1, lag: int = 0, taper: int = 1) -> Prediction:
+    def _rounds(self, shape: Shape, *, rounds: int, lag: int, taper: int) -> Prediction:
         """A product for each block and round, moved by the copy engine; the own block comes last, or first if it is gathered."""
         if shape.operator == _GATHERS:
             return self._gathering(shape, rounds)
         if shape.operator in _SUMS:
             return self._summing(shape, shares(rounds, taper), lag)
-        time_us = self.product_us(shape, shape.m / shape.num_ranks / rounds)
-        launches_us = iter(lambda: self.figures.launch_kernel_us, None)
-        return self._sending(shape, rounds, 1, iter(lambda: time_us, None), launches_us)
+        return self._exchanging(shape, rounds)
 
     def _summing(self, shape: Shape, shares: Sequence[int], lag: int) -> Prediction:
         """Rounds of such lengths; the own rows of each come so many rounds late, and add what has arrived."""
@@ -228,54 +210,22 @@ class Model:
         launch_us = figures.launch_copy_us + figures.launch_wait_us
         return program.add(term, "push", time_us, launch_us=launch_us, after=list(after))
 
-    def _tiles(self, shape: Shape, group_rows: int = 0, reserve_sms: int = 0, rounds: int = 1) -> Prediction:
-        """One kernel for all the products, which signals each group of rows."""
-        rows = shape.m / shape.num_ranks / rounds
-        num_pieces = max(1, round(rows / group_rows)) if group_rows else 1
-        num_sms = self.figures.num_sms - reserve_sms
-
-        def pieces_us() -> Iterator[float]:
-            done_us, number = 0.0, 0
-            while True:
-                number += 1
-                until_us = (
-                    self.product_us(shape, number * rows / num_pieces, num_sms=num_sms) * self.figures.tiled_product
-                )
-                yield until_us - done_us
-                done_us = until_us
-
-        def launches_us() -> Iterator[float]:
-            yield self.figures.launch_kernel_us
-            yield from iter(lambda: 0.0, None)
-
-        return self._sending(shape, rounds, num_pieces, pieces_us(), launches_us())
-
-    def _sending(
-        self, shape: Shape, rounds: int, num_pieces: int, products_us: Iterator[float], launches_us: Iterator[float]
-    ) -> Prediction:
-        """Pieces of the others' blocks are pushed as they are done, then comes the own block, then what arrived is used."""
+    def _exchanging(self, shape: Shape, rounds: int) -> Prediction:
+        """Each rank's rows are pushed as they are done, then come the own ones."""
         figures, others, program = self.figures, shape.num_ranks - 1, Program()
-        part_bytes = self._block_bytes(shape) / rounds
+        part_bytes, launch_us = self._block_bytes(shape) / rounds, figures.launch_kernel_us
+        product_us = self.product_us(shape, shape.m / shape.num_ranks / rounds)
         arrived: list[int] = []
         for number in range(rounds):
-            for _ in range(others * num_pieces):
+            for _ in range(others):
                 slowdown = figures.product_beside_copies if arrived else 1.0
-                done = program.add("products", "compute", next(products_us) * slowdown, launch_us=next(launches_us))
-                arrived = [self._push(program, part_bytes / num_pieces, [done])]
+                done = program.add("products", "compute", product_us * slowdown, launch_us=launch_us)
+                arrived = [self._push(program, part_bytes, [done])]
             slowdown = figures.product_beside_copies if arrived else 1.0
-            for _ in range(num_pieces):
-                program.add("own product", "compute", next(products_us) * slowdown, launch_us=next(launches_us))
-            if not others:
-                continue
-            here = self._signal(program, f"round {number}", arrived)
-            if shape.operator != Operator.ALL_TO_ALL:
-                launch_us = figures.launch_kernel_us + figures.launch_wait_us
-                added = program.add(
-                    "sum", "compute", self._sum_us(shape, part_bytes), launch_us=launch_us, after=[here]
-                )
-                if shape.operator == Operator.ALL_REDUCE:
-                    arrived = [self._push(program, part_bytes, [added], "copies of sums") for _ in range(others)][-1:]
-        if others and shape.operator != Operator.REDUCE_SCATTER:
+            program.add("own product", "compute", product_us * slowdown, launch_us=launch_us)
+            if others:
+                self._signal(program, f"round {number}", arrived)
+        if others:
             self._signal(program, "the end", arrived)
         return program.finish()
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from crossfade.peers.group import PeerGroup
 
-_REPLAYED = ("rounds", "tiles", "fused")
+_REPLAYED = ("rounds", "fused")
 """Not those that call NCCL: when a rank has died, torch ends what it enqueued itself, and not what a graph replays."""
 
 

@@ -41,8 +41,8 @@ class Tuner:
     Args:
         measure: how a candidate is timed.
         chooser: what it decides for.
-        num_best: how many of those that were predicted best are measured. So is the best one of each other name, what the model
-            does not know, and all that are torch's own, so that no choice is slower than the best of them.
+        num_best: how many of those that were predicted best are measured. So is what the model does not know, and all that are
+            torch's own, so that no choice is slower than the best of them.
         num_turns: how often the candidates take turns.
         num_repeats: how often each is timed in a turn.
     """
@@ -71,12 +71,11 @@ class Tuner:
         """See `Chooser.decide`."""
         return self.chooser.decide(shape)
 
-    def tune(self, shape: Shape, *, is_capturing: bool = False, again: bool = False) -> Decision:
+    def tune(self, shape: Shape, *, again: bool = False) -> Decision:
         """Decides a shape's bucket by measuring, unless it was. Collective.
 
         Args:
             shape: what is measured; the decision holds for all shapes of its bucket.
-            is_capturing: the current stream is being captured, so nothing can be measured: gives what `decide` gives.
             again: measure it even if it was.
 
         Raises:
@@ -84,7 +83,7 @@ class Tuner:
             ChannelError: another rank has died, or does not answer.
         """
         decision = self.decide(shape)
-        if is_capturing or (decision.source is Source.MEASURED and not again):
+        if decision.source is Source.MEASURED and not again:
             return decision
         bucket = shape.bucket
         number = self.chooser.begin_measuring()
@@ -96,17 +95,15 @@ class Tuner:
         return decision
 
     def _shortlist(self, shape: Shape, number: int) -> list[Candidate]:
-        """What is measured: the best few, the best of each name, those of which the model knows nothing, and all that are torch's
-        own; by rank 0's word, so on all ranks the same.
+        """What is measured: the best few, those of which the model knows nothing, and all that are torch's own; by rank 0's word,
+        so on all ranks the same.
         """
 
         def say() -> Decision:
             found = self.chooser.rank(shape)
             chosen = [each for each, _ in found[: self._num_best]]
-            for each, time_us in found:
-                is_due = time_us is None or each.name in BASELINES or each.name not in {known.name for known in chosen}
-                if is_due and each not in chosen:
-                    chosen.append(each)
+            due = [each for each, time_us in found if time_us is None or each.name in BASELINES]
+            chosen += [each for each in due if each not in chosen]
             return Decision((*chosen, *([] if PLAIN in chosen else [PLAIN])), Source.MODEL)
 
         return list(self.chooser.hear(f"tuned {number}: {shape}, shortlist", say).order)

@@ -39,8 +39,7 @@ class Operands(NamedTuple):
     a_stride: int  # a_stride, b_stride: elements from one row to the next; of b, rows as it lies in memory
     b_stride: int
     is_b_transposed: bool  # b is the transpose of a row-major (N, K)
-    is_by_descriptor: bool  # its operands can be read by tensor descriptors
-    in_unit: int  # see `crossfade.ops.signaled.launch.ProductVariant`
+    is_by_descriptor: bool  # its operands can be read by tensor descriptors, as the kernel does
 
     @classmethod
     def of(cls, a: Tensor, b: Tensor, *, has_descriptors: bool = True) -> Operands:
@@ -63,8 +62,7 @@ class Operands(NamedTuple):
         b_stride = b.stride(outer) if b.shape[outer] > 1 else b.shape[inner]
         places = [tensor.data_ptr() // KIND_BYTES for tensor in (a, b)]
         is_by_descriptor = has_descriptors and find_unit(a_stride, b_stride, *places) == WIDEST
-        in_unit = WIDEST if is_by_descriptor else find_unit(k, a_stride, b_stride, *places)
-        return cls(kind, m, n, k, a_stride, b_stride, is_transposed, is_by_descriptor, in_unit)
+        return cls(kind, m, n, k, a_stride, b_stride, is_transposed, is_by_descriptor)
 
 
 def has_descriptors(device: int) -> bool:

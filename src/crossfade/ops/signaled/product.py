@@ -31,7 +31,7 @@ from crossfade.ops.calls.job import DTYPES, layout_of
 from crossfade.ops.calls.products import multiply
 from crossfade.ops.signaled.operands import KIND_NAMES, Operands, has_descriptors
 from crossfade.ops.signaled.sides import OnGroup, RowGroup, side_of
-from crossfade.ops.signaled.tiles import Block, TileConfig, TilePlan, plan_tiles
+from crossfade.ops.signaled.tiles import TileConfig, TilePlan, plan_tiles
 from crossfade.peers.arguments import check_overlap, describe
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _plan(num_rows: int, num_columns: int, group_rows: int | None) -> TilePlan:
         across = -(-columns // config.num_columns)
         least = config.num_rows * -(-_LEAST_TILES // across)
         group_rows = max(-(-num_rows // _NUM_GROUPS), least)
-    return plan_tiles(columns, [Block(0, 0, num_rows)], 0, piece_rows=group_rows)
+    return plan_tiles(num_rows, columns, piece_rows=group_rows)
 
 
 def _has_kernel(given: _Given) -> bool:

@@ -11,10 +11,10 @@ from crossfade.device.borrowed import torch_or_raise
 from crossfade.device.cuda import CudaDriver
 from crossfade.device.driver import HOST, Driver
 from crossfade.errors import DeviceError
-from crossfade.ops.signaled.launch import Epilogue, Loader, Product, Target
+from crossfade.ops.signaled.launch import Loader, Product
 from crossfade.ops.signaled.operands import KIND_BYTES, Operands, find_unit
 from crossfade.ops.signaled.sides import OnGroup, RowGroup, side_of
-from crossfade.ops.signaled.tiles import Piece, Stretch, TileConfig, TilePlan
+from crossfade.ops.signaled.tiles import Piece, TileConfig, TilePlan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,7 @@ class _ProductKey(NamedTuple):
     lane: int
     operands: Operands
     group_rows: tuple[int, ...]
-    out_unit: int
+    unit: int
     has_bias: bool
     reserve_sms: int
 
@@ -65,30 +65,25 @@ class SignaledProducts:
         side = self._side(self._device, lane)
         is_captured = side.is_capturing()
         ends = tuple(piece.end for piece in plan.pieces)
-        places = out.data_ptr() | (0 if bias is None else bias.data_ptr())
-        unit = find_unit(plan.num_columns, places // KIND_BYTES)
+        address, added = out.data_ptr(), 0 if bias is None else bias.data_ptr()
+        unit = find_unit(plan.num_columns, (address | added) // KIND_BYTES)
         key = _ProductKey(lane, Operands.of(a, b), ends, unit, bias is not None, reserve_sms)
         product = self._find(key, plan, is_captured=is_captured)
-        epilogue, stretch = _epilogue(key), product.plan.stretches[-1]
         main = side.begin()
-        target, address = Target(out.data_ptr(), plan.num_columns), 0 if bias is None else bias.data_ptr()
-        handle = int(getattr(main, "cuda_stream", 0))
-        product.launch(handle, stretch, a, b, target, epilogue, bias=address, is_captured=is_captured)
+        product.launch(int(getattr(main, "cuda_stream", 0)), a, b, address, added, is_captured=is_captured)
         try:
-            self._tell(product, stretch, out, side, on_group, is_captured=is_captured)
+            self._tell(product, out, side, on_group, is_captured=is_captured)
         finally:
             side.join(main)
 
-    def _tell(
-        self, product: Product, stretch: Stretch, out: Tensor, side: Any, on_group: OnGroup, *, is_captured: bool
-    ) -> None:
+    def _tell(self, product: Product, out: Tensor, side: Any, on_group: OnGroup, *, is_captured: bool) -> None:
         """Each piece's wait, and what the callback enqueues behind it.
 
         If it raises, the waits are enqueued all the same: a replayed counter is put back by its wait alone.
         """
         error: BaseException | None = None
         with side.use():
-            for piece in stretch.pieces:
+            for piece in product.plan.pieces:
                 product.counters.wait(side.handle, piece, is_captured=is_captured)
                 if error is None:
                     error = _call(on_group, piece, out, side.stream)
@@ -105,18 +100,12 @@ class SignaledProducts:
                         hint="prepare_signaled() it first, or call it once, with such arguments: a capture can load no kernel",
                     )
                 self._make_room()
-                product = self._products[key] = self._make(key, plan)
+                made_for = self._loader, self._driver, key.operands, plan, self._config
+                options: dict[str, Any] = {"unit": key.unit, "has_bias": key.has_bias, "reserve_sms": key.reserve_sms}
+                product = self._products[key] = Product(*made_for, **options)
             if is_captured:
                 self._captured.add(key)
             return product
-
-    def _make(self, key: _ProductKey, plan: TilePlan) -> Product:
-        operands = key.operands
-        product = Product(
-            self._loader, self._driver, operands, plan, self._config, out_unit=key.out_unit, reserve_sms=key.reserve_sms
-        )
-        product.load(_epilogue(key))
-        return product
 
     def _make_room(self) -> None:
         """Graphs hold the addresses of what they captured, so that stays."""
@@ -127,10 +116,6 @@ class SignaledProducts:
             torch_or_raise().cuda.synchronize(self._device)
         for key in kept:
             del self._products[key]
-
-
-def _epilogue(key: _ProductKey) -> Epilogue:
-    return Epilogue(has_bias=key.has_bias, has_signals=True)
 
 
 def _call(on_group: OnGroup, piece: Piece, out: Tensor, stream: Any) -> BaseException | None:
