@@ -56,7 +56,7 @@ def work(
     ``profiles``: what the host does in a step of each side is written, in place of timing the sides in turns.
     """
     if os.environ.get(NO_PEERS):
-        CopyEngines.open = _refuse_peers  # type: ignore[method-assign]
+        CopyEngines.open = _refuse_peers  # type: ignore[assignment,method-assign]
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
     options: dict[str, Any] = {"backend": "gloo"}
