@@ -319,6 +319,7 @@ def test_a_capture_that_fails_says_why_and_breaks_its_lane_only(
     with pytest.raises(ValueError, match="no kernel"):
         replays.enqueue(ROUNDS, fail, job)
     machine.is_unjoined = False
+    assert not machine.is_recording, "torch's allocator would free no memory any more"
     with pytest.raises(ChannelBroken, match="no kernel"):
         times(1, good, way)
     times(3, make(group, lane=1), way)

@@ -63,6 +63,16 @@ class Machine:
         self._recording.discard(pool)
         return recorded
 
+    def stop_recording(self, device: Any, pool: Pool) -> None:
+        if pool not in self._recording:
+            raise RuntimeError("not currently recording to this pool")
+        self._recording.discard(pool)
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether torch's allocator takes memory for a capture."""
+        return bool(self._recording)
+
     def leave(self, pool: Pool) -> None:
         """A graph is gone."""
         self._uses[pool] -= 1
@@ -140,4 +150,6 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Machine:
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", machine.stop_recording)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda device, pool: None)
     return machine

@@ -213,8 +213,8 @@ class Workers:
             said.append(f"worker {number}: {path.read_text()}")
         return "\n".join(said)
 
-    def end(self, grace_s: float = 5) -> None:
-        """Kills those that have not ended by themselves after the grace."""
+    def end(self, grace_s: float = 5) -> list[int | None]:
+        """Kills those that have not ended by themselves after the grace. Their exit codes."""
         for process in self._processes:
             if process.is_alive():
                 process.join(grace_s)
@@ -222,6 +222,7 @@ class Workers:
                 process.kill()
             process.join(10)
         self._folder.cleanup()
+        return [process.exitcode for process in self._processes]
 
 
 def run_workers(

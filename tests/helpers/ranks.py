@@ -171,8 +171,11 @@ class Team:
             for rank, result in enumerate(self._workers.results):
                 assert result.poll(LEAVE_S), f"rank {rank} did not end:\n{self._workers.stacks()}"
                 assert result.recv()[0] == "ok", f"rank {rank} failed at its end"
-        finally:
+        except BaseException:
             self._end(5)
+            raise
+        codes = self._end(LEAVE_S)
+        assert not any(codes), f"the ranks' processes ended with {codes}"
 
     def _start(self) -> None:
         pipes = [context().Pipe() for _ in range(self._num_ranks)]
@@ -197,10 +200,11 @@ class Team:
             except EOFError:
                 return "died"
 
-    def _end(self, grace_s: float) -> None:
+    def _end(self, grace_s: float) -> list[int | None]:
         assert self._workers is not None
-        self._workers.end(grace_s)
+        codes = self._workers.end(grace_s)
         self._workers = None
+        return codes
 
 
 def run_cases(

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from crossfade.peers.replays import stop_recording
+
 
 class CapturedCall:
     """One call, captured for arguments of one signature. It needs no gradient, and keeps no state on the CPU.
@@ -22,8 +24,13 @@ class CapturedCall:
         own_args, own_kwargs = pytree.tree_unflatten(self._inputs, spec)
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._output = call(*own_args, **own_kwargs)
+        pool: Any = torch.cuda.graph_pool_handle()
+        try:
+            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+                self._output = call(*own_args, **own_kwargs)
+        except BaseException:
+            stop_recording(torch.cuda.current_device(), pool)
+            raise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for own, given in zip(self._inputs, pytree.tree_leaves((args, kwargs)), strict=True):

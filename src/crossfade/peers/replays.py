@@ -104,15 +104,26 @@ class Recorder:
         """A graph of what ``work`` enqueues on torch's current stream, which does not happen now. ``pool``: of memory that other
         graphs use too, none of which runs at the same time; None for a new one.
         """
-        graph = self._cuda.CUDAGraph()
+        graph, pool = self._cuda.CUDAGraph(), self.new_pool() if pool is None else pool
         self._stream.wait_stream(self._cuda.current_stream(self._device))
         with self._cuda.stream(self._stream):
-            graph.capture_begin(pool, capture_error_mode="thread_local")
             try:
+                graph.capture_begin(pool, capture_error_mode="thread_local")
                 work()
+                graph.capture_end()
             except BaseException:
                 with suppress(Exception):  # such as work that was not joined: it follows from the error
                     graph.capture_end()
+                stop_recording(self._device, pool)
                 raise
-            graph.capture_end()
         return graph
+
+
+def stop_recording(device: int, pool: Any) -> None:
+    """What torch leaves out where the end of a capture fails. Its allocator would go on recording into the pool: it would free no
+    memory any more, and end the process with an assertion at its exit.
+    """
+    calls: Any = torch_or_raise()._C
+    for call in (calls._cuda_endAllocateToPool, calls._cuda_releasePool):
+        with suppress(Exception):  # torch has done it
+            call(device, pool)
