@@ -41,7 +41,6 @@ HOT = (
     "engines/local_plan",
     "host/cores",
     "host/doorbell",
-    "host/mailbox",
     "host/semaphore",
     "p2p/board",
     "p2p/cells",
@@ -65,7 +64,7 @@ HOT = (
   what is in them.
 - ``p2p/communicator``: the door of transfers. ``p2p/carrier``: modules that are not compiled have subclasses of what is in it.
 - ``p2p/memory``, ``p2p/waiting``, ``p2p/attendant``: set-up, and what waits.
-- ``device/*``: the edges of devices, which stay pure so far, share it.
+- ``device/*``, ``host/mailbox``: the edges of devices, which stay pure so far, share them.
 """
 
 

@@ -2,6 +2,8 @@
 
 ::
 
+    short       sender's current stream    copy into a cell in memory of the host | set ready    then `Announced`
+                receiver's current stream  (wait ready) | copy out of it | set done    in `Work.wait`
     posted      sender's push stream    (wait ready) | copy into the receiver's tensor | set done    then `Pushed`
     announced   receiver's pull stream  (wait ready) | copy out of the sender's memory | set done    (then `Pulled`)
     staged      sender's push stream    for each piece: copy into pinned memory of the host, and beside it set ready
@@ -9,8 +11,9 @@
 
 So whoever comes second enqueues the copy, a large value is copied once, and no stream waits for what is not enqueued (PL-5). The
 sender's memory is its tensor (*lent*: the sender waits for ``done`` before it changes it), or a cell into which the sender's stream
-has copied it: so it is with short values, whose sender then has nothing to wait for, and with memory that cannot be exported. Where
-GPUs cannot reach each other, cells lie in memory of the host, and values go up and down in pieces (`device.staged_layout`).
+has copied it: so it is with all but long values, whose sender then has nothing to wait for, and with memory that cannot be
+exported. Where GPUs cannot reach each other, cells lie in memory of the host, and values go up and down in pieces
+(`device.staged_layout`). A short value goes this way in any case, in one piece: a copy between two GPUs takes longer to begin.
 """
 
 from __future__ import annotations
@@ -32,8 +35,6 @@ from crossfade.p2p.windows import Counters, Windows
 
 SHORT_BYTES: Final = 64 << 10
 """A value of at most this length passes through a cell in memory of the host, which both ranks' current streams reach."""
-
-_WHOLE: Final = [(0, 0)]  # in one piece
 
 
 class Ends:
@@ -148,7 +149,7 @@ class Copies(Carrier):
         target, source = (there, own) if is_into else (own, there)
         ready, done = ends.theirs.ready(window.word), ends.theirs.done(window.word)
         after.hold(stream)
-        pieces = ends.shared.pieces(transfer.size_bytes)
+        pieces = _pieces(ends.shared, transfer.size_bytes)
         for step, (offset, length) in enumerate(pieces, window.uses - len(pieces) + 1):
             side.await_step(ready, step, stream, is_first=not offset)
             side.driver.copy(target + offset, source + offset, length, stream)
@@ -203,7 +204,7 @@ class Copies(Carrier):
         if is_beside:
             stream = side.push_stream
             send.ready().hold(stream)
-        pieces = _WHOLE if size_bytes <= SHORT_BYTES else shared.pieces(size_bytes)
+        pieces = _pieces(shared, size_bytes)
         window = windows.open(len(pieces), number, send, cell)
         ready = windows.counters.ready(window.word)
         if len(pieces) == 1:
@@ -297,6 +298,11 @@ class Copies(Carrier):
     def close(self) -> None:
         for ends in self._ends.values():
             ends.close()
+
+
+def _pieces(shared: Shared, size_bytes: int) -> list[tuple[int, int]]:
+    """How a value is cut; the same on both sides."""
+    return [(0, size_bytes)] if size_bytes <= SHORT_BYTES else shared.pieces(size_bytes)
 
 
 def _as_letter(place: Place, window: OpenWindow, *, is_lent: bool) -> Window:
