@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable, Mapping
 
 from crossfade.host.cores import Core
-from crossfade.host.doorbell import DEVICE_SPIN_US
 from crossfade.p2p.board import Alarm
 
-_SPIN_NS = round(DEVICE_SPIN_US * 1e3)
-"""How long a thread looks before its first sleep. (What it waits for takes the other rank's host tens of microseconds.)"""
+_SPIN_NS = 600_000
+"""How long a thread looks before its first sleep: what two copies of a megabyte and the other rank's host take."""
 
 _REST_S = 0.005
 """How often the attendant looks whether the program still waits by itself."""
