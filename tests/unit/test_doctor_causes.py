@@ -418,12 +418,12 @@ def test_streams_that_events_order_do_not_wait_for_the_default_stream(tmp_path: 
 
 
 def test_a_hiccup_in_one_step_hides_no_gain(tmp_path: Path) -> None:
-    """The host of one step does something else for as long as five steps take."""
+    """The host of one step does something else for as long as fifty steps take."""
     num_steps = iter(range(10**6))
 
     def end(rank: Rank) -> None:
         if next(num_steps) % _STEPS == 2:
-            rank.python(15_000)
+            rank.python(120_000)
 
     def layer(rank: Rank, _: int) -> None:
         products(rank, 6, 45)
