@@ -116,6 +116,7 @@ class _Template:
     def __init__(self, modules: tuple[str, ...], seen: object) -> None:
         self.seen = seen  # what a new interpreter would have seen when it started
         self._has_left = False
+        self._was_asked = False
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, ExitStack() as undo:
             fds = theirs.fileno(), open_pidfd(os.getpid(), undo)
@@ -130,6 +131,7 @@ class _Template:
 
     def ask(self, spin_us: float, fds: tuple[int, ...]) -> None:
         """Asks for an actor. A ConnectionError if the template has ended."""
+        self._was_asked = True
         environment = {name: os.environ[name] for name in _CHANGING if name in os.environ}
         socket.send_fds(self._requests, [marshal.dumps((spin_us, environment))], fds)
 
@@ -147,7 +149,10 @@ class _Template:
             self._requests.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """Ends it at once. Its actors go on."""
+        """Ends it, if need be at once: then its actors go on. They have ended as a rule, and it is to bury them first."""
+        self.leave()
+        if self._was_asked:
+            self.has_ended(_LAST_STEPS_S)
         self._process.discard()
         self._requests.close()
         os.close(self._pidfd)

@@ -112,10 +112,10 @@ class _Actor:
     driver: socket.socket
 
     def tell_status(self) -> None:
-        status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        """Once it has ended."""
+        status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         if status is not None:
-            code = status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
-            _tell(self.driver, code)
+            _tell(self.driver, status.si_status if status.si_code == os.CLD_EXITED else -status.si_status)
 
     def bury(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
