@@ -107,13 +107,13 @@ def _processes(args: argparse.Namespace, cases: Sequence[_Case]) -> Iterator[lis
     try:
         for rank in range(args.ranks):
             own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            processes.append(subprocess.Popen(command, env=own, start_new_session=True))
+            processes.append(subprocess.Popen(command, env=own, stdin=subprocess.PIPE, start_new_session=True))
         yield processes
     finally:
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.communicate()
 
 
 def _watch(processes: Sequence[subprocess.Popen[bytes]], out: Path, num_cases: int, limit_s: float) -> str:

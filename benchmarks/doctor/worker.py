@@ -28,6 +28,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 import crossfade
 from benchmarks.doctor.planted import Planted, Sizes, Step
 from benchmarks.doctor.programs import PROGRAMS
+from crossfade.host.processes import die_on_hangup
 
 _NUM_WARM = 3
 _NUM_TRACED = 5
@@ -41,6 +42,7 @@ FILES = {"time": "results.jsonl", "record": "records.jsonl"}
 
 
 def main() -> None:
+    die_on_hangup(sys.stdin.fileno())  # with whoever has started it, and not in the midst of what is measured next
     out, num_rounds, num_steps, is_small = Path(sys.argv[1]), *map(int, sys.argv[2:5])
     programs = {planted.name: planted for planted in PROGRAMS}
     rank, device = _begin()
