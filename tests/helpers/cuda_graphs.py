@@ -68,14 +68,15 @@ class Machine:
             raise RuntimeError("not currently recording to this pool")
         self._recording.discard(pool)
 
+    def release(self, device: Any, pool: Pool) -> None:
+        """What a graph does at its end, if its capture has ended; else it does not."""
+        self._uses[pool] -= 1
+        assert self._uses[pool] >= 0, "given back twice"
+
     @property
     def is_recording(self) -> bool:
         """Whether torch's allocator takes memory for a capture."""
         return bool(self._recording)
-
-    def leave(self, pool: Pool) -> None:
-        """A graph is gone."""
-        self._uses[pool] -= 1
 
     def graph(self) -> Graph:
         return Graph(self)
@@ -90,6 +91,7 @@ class Graph:
         self._machine = machine
         self._pool: Pool | None = None
         self._work: list[Callable[[], object]] = []
+        self._has_ended = False
 
     def capture_begin(self, pool: Pool | None = None, capture_error_mode: str = "global") -> None:
         assert capture_error_mode == "thread_local", "other threads go on meanwhile"
@@ -100,6 +102,7 @@ class Graph:
     def capture_end(self) -> None:
         assert self._pool is not None
         self._work = self._machine.end(self._pool)
+        self._has_ended = True
 
     def replay(self) -> None:
         self._machine.num_replays += 1
@@ -108,8 +111,8 @@ class Graph:
             work()
 
     def __del__(self) -> None:
-        if self._pool is not None:
-            self._machine.leave(self._pool)
+        if self._pool is not None and self._has_ended:
+            self._machine.release(None, self._pool)
 
 
 class Stream:
@@ -151,5 +154,5 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Machine:
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", machine.stop_recording)
-    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda device, pool: None)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", machine.release)
     return machine

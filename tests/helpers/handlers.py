@@ -63,9 +63,16 @@ def handler(act: Callable[[], object], after_s: float) -> Iterator[None]:
 @contextmanager
 def handler_once(act: Callable[[], object], is_so: Callable[[], object]) -> Iterator[None]:
     """Does something in the main thread when it has come to where something is so, and stays there."""
-    before = signal.signal(signal.SIGUSR2, lambda *_: act())
+    has_come = threading.Event()
+
+    def handle(*_: object) -> None:
+        if not has_come.is_set():
+            has_come.set()
+            act()
+
+    before = signal.signal(signal.SIGUSR2, handle)
     try:
-        with sent_once(signal.SIGUSR2, is_so):
+        with sent_once(signal.SIGUSR2, is_so, has_come):
             yield
     finally:
         signal.signal(signal.SIGUSR2, before)

@@ -256,12 +256,23 @@ def after_the_end(device: str) -> None:
     p2p = P2P(device=device, timeout_s=20.0)
     assert repr(p2p) == f"P2P(rank {rank} of {dist.get_world_size()})"
     waiting = p2p.irecv(torch.zeros(3, device=device), peer, tag=1)
+    target = torch.zeros(3, device=device)
+    done = [p2p.isend(torch.ones(3, device=device), rank, tag=2), p2p.irecv(target, rank, tag=2)]
+    for number in (30_000, 3_000_000):  # of these, the last one is lent
+        done.append(p2p.isend(torch.ones(number, device=device), rank, tag=3))
+        done.append(p2p.irecv(torch.zeros(number, device=device), rank, tag=3))
+    for work in done:
+        work.wait()
     dist.barrier()
     p2p.close()
     p2p.close()
     with pytest.raises(ChannelError):
         waiting.wait()
     assert isinstance(waiting.exception(), ChannelClosed | ChannelBroken)
+    for work in done:  # what they asked is unmapped by now
+        assert work.wait()
+        assert work.is_completed()
+    assert target.tolist() == [1.0] * 3
     with pytest.raises(ChannelClosed, match="is closed\nhint: open a new one"):
         p2p.isend(torch.zeros(3, device=device), peer)
     assert "closed" in repr(p2p)

@@ -25,10 +25,12 @@ class CapturedCall:
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         pool: Any = torch.cuda.graph_pool_handle()
+        caller = torch.cuda.current_stream()
         try:
             with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
                 self._output = call(*own_args, **own_kwargs)
         except BaseException:
+            torch.cuda.set_stream(caller)  # torch leaves its own one current where the end of the capture fails
             stop_recording(torch.cuda.current_device(), pool)
             raise
 

@@ -113,8 +113,6 @@ class Counter:
         """Whether so many are done."""
         return (self._peek() - value) & _MASK < _HALF
 
-    is_at_least = has  # as the room p2p calls it
-
     def is_set(self) -> bool:
         """Whether nothing waits for it."""
         return self.has(self.awaited)

@@ -54,35 +54,40 @@ class Forked:
     def __init__(
         self, name: str, modules: tuple[str, ...], spin_us: float, stdio: _Stdio, fds: tuple[int, ...]
     ) -> None:
-        template = _template(modules)
         self._code: int | None = None
         self._has_exited = False
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            with theirs, suppress(ConnectionError):  # it has ended: that is what will be told
+            with theirs, _Templates.lock:  # nobody has the template leave in between
+                template = _template(modules)
                 stdout, stderr = stdio
                 own = (1 if stdout is None else stdout, 2 if stderr is None else stderr)
-                template.ask(spin_us, (theirs.fileno(), *own, *fds))
+                with suppress(ConnectionError):  # it has ended: that is what will be told
+                    template.ask(spin_us, (theirs.fileno(), *own, *fds))
             poller = select.poll()
             poller.register(self._socket, select.POLLIN)
             pause(poller.poll)
             told: tuple[int, str, str] | None = self._receive()
             self.pid, why, hint = told or (-1, template.last_words(), "start the actor again")
             if self.pid < 0:
-                template.leave()
+                with _Templates.lock:
+                    template.leave()
                 raise not_started(name, why, hint)
         except BaseException:
             self._close()
             raise
 
     def await_exit(self, pidfd: int) -> int | None:
-        """May be called again if it was interrupted."""
+        """May be called again if it was interrupted, and by another thread. Nothing is left of the process then."""
         if not self._has_exited:
-            self._code = self._receive(socket.MSG_PEEK)
-            if self._code is None:  # the template has ended
+            code = self._receive(socket.MSG_PEEK)
+            if self._has_exited:  # another thread has been quicker, and has closed the socket
+                return self._code
+            self._code = code
+            if code is None:  # the template has ended
                 await_end(pidfd, None)
             self._has_exited = True
-        self._close()
+        self.discard()
         return self._code
 
     def describe(self, code: int | None) -> str:
@@ -93,7 +98,8 @@ class Forked:
         return describe_exit(code)
 
     def discard(self) -> None:
-        self._socket.shutdown(socket.SHUT_WR)
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
         while self._receive() is not None:  # the template kills and buries it, and closes the socket then
             pass
         self._close()
@@ -102,7 +108,7 @@ class Forked:
         """Waits for what the template tells next; None if it tells no more, or has ended."""
         try:
             data = self._socket.recv(_MAX_BYTES, flags)
-        except ConnectionError:
+        except OSError:  # the template has ended, or the socket was closed here
             return None
         return marshal.loads(data) if data else None
 
@@ -117,6 +123,7 @@ class _Template:
         self.seen = seen  # what a new interpreter would have seen when it started
         self._has_left = False
         self._was_asked = False
+        self._words = ""
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, ExitStack() as undo:
             fds = theirs.fileno(), open_pidfd(os.getpid(), undo)
@@ -137,10 +144,13 @@ class _Template:
 
     def last_words(self) -> str:
         """Why it says nothing more."""
-        if not self.has_ended(_LAST_STEPS_S):
-            return "the process that it was to be forked from does not answer; it may have no descriptor left"
-        how = self._process.describe(self._process.await_exit(self._pidfd))
-        return f"the process that it was to be forked from has ended: {how}"
+        with _Templates.lock:
+            if not self._words:
+                if not self.has_ended(_LAST_STEPS_S):
+                    return "the process that it was to be forked from does not answer; it may have no descriptor left"
+                how = self._process.describe(self._process.await_exit(self._pidfd))
+                self._words = f"the process that it was to be forked from has ended: {how}"
+            return self._words
 
     def leave(self) -> None:
         """It is asked for no more actors, and ends with its last one."""
@@ -151,8 +161,8 @@ class _Template:
     def end(self) -> None:
         """Ends it, if need be at once: then its actors go on. They have ended as a rule, and it is to bury them first."""
         self.leave()
-        if self._was_asked:
-            self.has_ended(_LAST_STEPS_S)
+        if self._was_asked and self.has_ended(_LAST_STEPS_S):
+            self.last_words()  # while they can be known
         self._process.discard()
         self._requests.close()
         os.close(self._pidfd)
@@ -204,7 +214,7 @@ def end_templates() -> None:
 
 
 def _disown() -> None:
-    """In a forked child, whose parent's they are."""
+    """In a forked child: forgets the templates, which are its parent's."""
     _Templates.by_modules, _Templates.left, _Templates.lock = {}, [], threading.RLock()
 
 

@@ -46,6 +46,7 @@ def main(requests_fd: int, driver_pidfd: int, *modules: str) -> None:
     for fd in (requests_fd, driver_pidfd):
         os.set_inheritable(fd, False)
     refusal = _preload(modules)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whatever a module has set
     gc.collect()
     gc.freeze()  # an actor that looks for garbage would copy the memory that it shares
     spin_us, fds = _Template(socket.socket(fileno=requests_fd), driver_pidfd, refusal).serve()
@@ -113,13 +114,15 @@ class _Actor:
 
     def tell_status(self) -> None:
         """Once it has ended."""
-        status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        if status is not None:
+        with suppress(ChildProcessError):  # a module reaps
+            status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            assert status is not None, "it has ended"
             _tell(self.driver, status.si_status if status.si_code == os.CLD_EXITED else -status.si_status)
 
     def bury(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        with suppress(ProcessLookupError, ChildProcessError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
         self.close()
 
     def close(self) -> None:
@@ -175,9 +178,9 @@ class _Template:
                 refusal = str(error), ""
         if pid == 0:
             return self._become(marshal.loads(data), *fds)
-        self._take_on(pid, socket.socket(fileno=fds[0]), refusal)
         for fd in fds[1:]:
             os.close(fd)
+        self._take_on(pid, socket.socket(fileno=fds[0]), refusal)
         return None
 
     def _become(
@@ -196,11 +199,19 @@ class _Template:
         return spin_us, list(fds)
 
     def _take_on(self, pid: int, driver: socket.socket, refusal: tuple[str, str]) -> None:
+        pidfd = -1
+        if pid > 0:
+            try:
+                pidfd = os.pidfd_open(pid)
+            except OSError as error:  # there is no descriptor left
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                pid, refusal = -1, (str(error), "")
         _tell(driver, (pid, *refusal))
         if pid < 0:
             driver.close()
             return
-        actor = _Actor(pid, os.pidfd_open(pid), driver)
+        actor = _Actor(pid, pidfd, driver)
         for fd in (actor.pidfd, driver.fileno()):
             self._actors[fd] = actor
             self._poller.register(fd, select.POLLIN)

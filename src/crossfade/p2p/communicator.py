@@ -19,7 +19,7 @@ from crossfade.p2p.carrier import P2PStatistics
 from crossfade.p2p.memory import OwnedCell, Side
 from crossfade.p2p.opening import open_ranks, ranks_of
 from crossfade.p2p.pairs import Pairs
-from crossfade.p2p.payload import check_ranks, check_tensor, empty, number_of, transport_of
+from crossfade.p2p.payload import check_capture, check_ranks, check_tensor, empty, number_of, transport_of
 from crossfade.p2p.transfer import Receive, Send, Transfer
 from crossfade.p2p.waiting import Waiting
 from crossfade.p2p.work import Work
@@ -243,10 +243,7 @@ class P2P:
                 f"{call} was given a tensor on {tensor.device}, and the communicator was opened for {own}\n"
                 "hint: P2P(device=...) opens it for another GPU"
             )
-        if not is_host and torch_or_raise().cuda.is_current_stream_capturing():
-            raise DeviceError(
-                f"{call} cannot be captured into a CUDA graph", hint="call it before or after the capture"
-            )
+        check_capture(call, is_host=is_host)
         return side
 
     def _begin(self) -> None:
@@ -269,6 +266,7 @@ class P2P:
         """
         if not transfer.is_settled:
             self._await(lambda: transfer.is_settled, str(transfer), timeout)
+        check_capture("wait", is_host=transfer.side.is_host)
         is_joined = self._all.land(transfer)
         if transfer.error is not None:
             raise copy(transfer.error)

@@ -25,6 +25,7 @@ from typing import Final
 
 from crossfade.device.events import PooledEvent
 from crossfade.device.signals import Counter
+from crossfade.errors import ChannelClosed
 from crossfade.marks import marked
 from crossfade.p2p.carrier import Carrier, Letters, Offer
 from crossfade.p2p.cells import Cell, Cells, Place
@@ -278,7 +279,7 @@ class Copies(Carrier):
     def collect(self) -> None:
         """Releases tensors that no device uses any more, and windows that both sides have done with."""
         while self._under_way and self._under_way[0].is_copied():
-            self._under_way.popleft().tensor = None
+            self._under_way.popleft().let_go()
         for ends in self._ends.values():
             ends.windows.collect()
 
@@ -296,6 +297,12 @@ class Copies(Carrier):
         return [signal for ends in self._ends.values() for signal in ends.signals()]
 
     def close(self) -> None:
+        for receive in self.landings():
+            receive.landing = None
+            receive.fail(ChannelClosed("the communicator was closed before the value was taken"))
+        self._landings.clear()
+        while self._under_way:  # of a rank that has died
+            self._under_way.popleft().let_go()
         for ends in self._ends.values():
             ends.close()
 

@@ -49,7 +49,7 @@ class Announced(NamedTuple):
     tag: int
     size_bytes: int
     is_host: bool
-    dtype: int  # in `crossfade.p2p.payload.DTYPES`
+    dtype: int  # in `crossfade.p2p.payload.number_of`
     shape: tuple[int, ...]
     window: Window | None
 

@@ -213,8 +213,9 @@ class Pair:
     def _break(self, transfer: Transfer, error: DeviceError) -> None:
         """What a device refuses ends the pair, on both sides: the other rank counts on it."""
         broken = ChannelBroken(f"a transfer with {self.name} could not be enqueued: {error}")
-        self._letters.put(Closed())
-        self.on_death(ChannelBroken(f"{self.name} died") if self._is_ending() else broken)
+        if self.carrier.death is None:
+            self._letters.put(Closed())
+            self.on_death(ChannelBroken(f"{self.name} died") if self._is_ending() else broken)
         transfer.fail(copy(self.carrier.death or broken))
 
     # Letters

@@ -50,19 +50,20 @@ class Pairs:
 
     def land(self, transfer: Transfer) -> bool:
         """Copies the value of a receive that waits where it lies, if it does, on the current stream. Whether it did."""
-        if isinstance(transfer, Receive) and transfer.is_to_land():
-            with self.lock:
-                if transfer.is_to_land():  # another thread has not been quicker
+        if isinstance(transfer, Receive):
+            with self.lock:  # another thread may be at it
+                if self.each and transfer.is_to_land():
                     self.each[transfer.rank].land(transfer)
                     return True
         return False
 
     def are_over(self, transfers: Sequence[Transfer]) -> bool:
-        """Whether the copies of transfers have been made, or cannot be made any more."""
+        """Whether the copies of transfers have been made, or cannot be made any more. Begins those of values that wait."""
         for transfer in transfers:
             if isinstance(transfer, Receive) and transfer.is_to_land():
                 with self.lock:
-                    self.each[transfer.rank].land_all()
+                    if self.each:
+                        self.each[transfer.rank].land_all()
             if transfer.error is None and not (transfer.is_enqueued and transfer.is_copied()):
                 return False
         return True

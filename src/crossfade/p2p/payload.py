@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from crossfade.device.borrowed import device_of, torch_or_raise
+from crossfade.errors import DeviceError
 from crossfade.p2p.letters import MOST_DIMS, Announced
 
 if TYPE_CHECKING:
@@ -87,3 +88,9 @@ def check_ranks(call: str, ranks: Sequence[int], tag: int, num_ranks: int) -> No
         )
     if not -_MOST_TAG <= tag <= _MOST_TAG:
         raise ValueError(f"{call} was given the tag {tag}\nhint: tags are integers from -2^62 to 2^62")
+
+
+def check_capture(call: str, *, is_host: bool) -> None:
+    """Refuses a call whose transfer would become a part of a CUDA graph (DeviceError)."""
+    if not is_host and torch_or_raise().cuda.is_current_stream_capturing():
+        raise DeviceError(f"{call} cannot be captured into a CUDA graph", hint="call it before or after the capture")

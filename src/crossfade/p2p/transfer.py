@@ -37,9 +37,8 @@ class Transfer:
         self.stream = stream
         self.is_enqueued = False
         self.error: Exception | None = None
-        self._event: PooledEvent | None = (
-            None  # the copy has been made when it comes, or when a counter has come to a value
-        )
+        # The copy has been made when the event comes, or when the counter has come to the value.
+        self._event: PooledEvent | None = None
         self._counter: Counter | None = None
         self._value = 0
 
@@ -64,6 +63,10 @@ class Transfer:
         self._counter, self._value = counter, value
         self.is_enqueued = True
 
+    def let_go(self) -> None:
+        """The copy has been made, or never will be: nobody needs to ask any more, and what was asked ends with the communicator."""
+        self.tensor = self._event = self._counter = None
+
     def fail(self, error: Exception) -> None:
         """It will not happen."""
         if not self.is_enqueued:
@@ -78,6 +81,10 @@ class Transfer:
         """Lets the current stream wait for the copy."""
         event, counter = self._event, self._counter
         if event is None and counter is None:
+            if (
+                self.tensor is not None and self.side.current_stream() != self.stream
+            ):  # it is in the order of another stream
+                self.side.events.at(self.stream).hold(self.side.current_stream())
             return
         stream = self.side.join()
         if event is not None:
@@ -87,9 +94,10 @@ class Transfer:
 
     def is_copied(self) -> bool:
         """Whether the copy has been made; a look that waits for nothing."""
-        if self._event is not None:
-            return self._event.has_come()
-        return self._counter is None or self._counter.is_at_least(self._value)
+        event, counter = self._event, self._counter
+        if event is not None:
+            return event.has_come()
+        return counter is None or counter.has(self._value)
 
     def __str__(self) -> str:
         return f"{self.verb} rank {self.rank} with tag {self.tag} ({self.size_bytes} bytes)"

@@ -37,7 +37,7 @@ class Waiting:
         self._sleeping = threading.Lock()
         self._changed = threading.Condition()
         self._core = Core()
-        self._num_beside = 0
+        self._num_beside = self._num_notes = 0
         self._num_program = 0  # threads of the program that wait
 
     def until(self, ready: Callable[[], bool], timeout_s: float, what: Callable[[], str]) -> bool:
@@ -112,10 +112,14 @@ class Waiting:
             self._alarm.ring()  # the attendant may be the sleeper: it makes room
             with self._changed:
                 self._num_beside += 1
-                try:
-                    if not ready():
-                        self._changed.wait(limit_s)
-                finally:
+                num_notes = self._num_notes
+            try:
+                if not ready():  # which takes the lock that others hold when they notify
+                    with self._changed:
+                        if self._num_notes == num_notes:
+                            self._changed.wait(limit_s)
+            finally:
+                with self._changed:
                     self._num_beside -= 1
         self.bury()
         return ready()
@@ -128,4 +132,5 @@ class Waiting:
         """Threads that wait look again: this one has found something, or has stopped looking."""
         if self._num_beside:
             with self._changed:
+                self._num_notes += 1
                 self._changed.notify_all()

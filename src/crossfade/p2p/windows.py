@@ -92,9 +92,9 @@ class Windows:
     def _is_over(self, window: OpenWindow) -> bool:
         """A word begins anew only when its counters have come: of two streams the later one might be quicker."""
         counters, word = self.counters, window.word
-        if not counters.ready(word).is_at_least(window.uses):
+        if not counters.ready(word).has(window.uses):
             return False
-        return window.is_void or counters.done(word).is_at_least(window.uses)
+        return window.is_void or counters.done(word).has(window.uses)
 
     def _close(self, window: OpenWindow) -> None:
         self._free.append(window.word)

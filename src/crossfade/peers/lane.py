@@ -52,9 +52,8 @@ class Lane:
 
     def __init__(self, memory: GroupMemory, index: int, buffer_bytes: int, *, is_replayable: bool = False) -> None:
         self.memory = memory
-        self.order = stagger(
-            memory.rank, memory.num_ranks
-        )  # the other ranks, in the order in which this one serves them
+        # The other ranks, in the order in which this one serves them.
+        self.order = stagger(memory.rank, memory.num_ranks)
         self.arrivals = self.order[::-1]  # in the order in which they come to serve this one
         self.index = index
         self.buffer_bytes = buffer_bytes

@@ -124,6 +124,6 @@ def stop_recording(device: int, pool: Any) -> None:
     memory any more, and end the process with an assertion at its exit.
     """
     calls: Any = torch_or_raise()._C
-    for call in (calls._cuda_endAllocateToPool, calls._cuda_releasePool):
-        with suppress(Exception):  # torch has done it
-            call(device, pool)
+    with suppress(Exception):  # torch has ended it, and its graph will give the pool back
+        calls._cuda_endAllocateToPool(device, pool)
+        calls._cuda_releasePool(device, pool)
