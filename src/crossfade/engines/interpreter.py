@@ -1,4 +1,4 @@
-"""An actor's process as a child of this one: a fresh interpreter that inherits its descriptors."""
+"""A process as a child of this one, an actor's or a template's: a fresh interpreter that inherits its descriptors."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 The driver asks for each actor over a socket. With its request come one end of a socket for this actor alone, the stdout and stderr
 of the actor, and the descriptors that it is to have. Over the actor's socket this process tells the actor's pid, or why there is
 none, and later its exit status. The actor stays a zombie until the driver shuts that socket down, so that its pid is nobody
-else's; if it still runs then, it is killed. This process ends with the driver, however that ends, or with its last actor once the
-driver asks for no more.
+else's; if it still runs then, it is killed. This process ends with the driver, however that ends (while it imports, as soon as it
+has), or with its last actor once the driver asks for no more.
 """
 
 from __future__ import annotations
