@@ -16,10 +16,9 @@ import pytest
 
 import crossfade
 from crossfade.engines import forked, template
-from crossfade.host.processes import await_end, open_pidfd
 from tests.helpers.counts import num
+from tests.helpers.ended import await_no_process
 from tests.helpers.graphs import kept_session, session_of
-from tests.helpers.programs import output_of, started
 from tests.helpers.sessions import TORCH
 
 LIMIT_S = 30.0
@@ -126,17 +125,6 @@ def _session(*modules: str, **options: Any) -> Iterator[None]:
         crossfade.shutdown()
 
 
-def _await_no_process(pid: int) -> None:
-    try:
-        pidfd = open_pidfd(pid)
-    except ProcessLookupError:
-        return
-    try:
-        assert await_end(pidfd, LIMIT_S), f"process {pid} is still there"
-    finally:
-        os.close(pidfd)
-
-
 @pytest.fixture(autouse=True)
 def no_templates() -> Iterator[None]:
     """A test starts the templates that it needs, and leaves none."""
@@ -241,7 +229,7 @@ def test_later_sessions_have_the_same_template() -> None:
     with _session():
         assert _ask("parent") == os.getpid()
     forked.end_templates()
-    _await_no_process(template)
+    await_no_process(template)
 
 
 def test_a_changed_environment_has_another_template(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -252,7 +240,7 @@ def test_a_changed_environment_has_another_template(monkeypatch: pytest.MonkeyPa
         assert _ask("variable", "CROSSFADE_TEST_VARIABLE") == "1"
         assert before.variable.remote("CROSSFADE_TEST_VARIABLE").get(timeout=LIMIT_S) is None
         crossfade.kill(before)
-        _await_no_process(template)
+        await_no_process(template)
         monkeypatch.chdir(tmp_path)
         assert _ask("surroundings")["folder"] == str(tmp_path)
         number = "PYTEST_CURRENT_TEST"
@@ -295,7 +283,7 @@ def test_a_killed_template_ends_no_actor_and_is_replaced() -> None:
         template = actor.parent.remote().get(timeout=LIMIT_S)
         pid = other.pid.remote().get(timeout=LIMIT_S)
         os.kill(template, signal.SIGKILL)
-        _await_no_process(template)
+        await_no_process(template)
         assert actor.pid.remote().get(timeout=LIMIT_S)
         os.kill(pid, signal.SIGTERM)
         with pytest.raises(crossfade.ActorDiedError, match=r"how is not known: the process that it was forked from"):
@@ -404,70 +392,7 @@ def test_a_template_that_is_killed_at_any_moment(seed: int) -> None:
         with pytest.raises(crossfade.ActorDiedError):
             actors[0].pid.remote().get(timeout=LIMIT_S)
     for pid in pids:
-        _await_no_process(pid)
-
-
-_PROGRAM = f"""
-import os, sys, crossfade
-crossfade.init(preload={MODULE!r})
-
-class Facts:
-    def parent(self):
-        return os.getpid(), os.getppid()
-
-actors = [crossfade.remote(Facts).remote() for _ in range(2)]
-for pid, parent in crossfade.get([actor.parent.remote() for actor in actors]):
-    print(pid, parent, flush=True)
-"""
-
-
-@pytest.mark.parametrize("end", ["", "crossfade.shutdown()", "if os.fork() == 0:\n    sys.exit()\nos.wait()"])
-def test_the_template_ends_with_the_program(end: str) -> None:
-    said = output_of("-c", f"{_PROGRAM}\n{end}")
-    for pid in map(int, said.split()):
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-
-def test_the_template_ends_with_a_killed_program() -> None:
-    with started("-c", f"{_PROGRAM}\nsys.stdin.read()") as program:
-        assert program.stdout is not None
-        pids = [int(pid) for _ in range(2) for pid in program.stdout.readline().split()]
-        program.kill()
-    for pid in pids:
-        _await_no_process(pid)
-
-
-def test_a_forked_driver_leaves_its_parents_template_alone() -> None:
-    program = f"""{_PROGRAM}
-pid = os.fork()
-if pid == 0:
-    print(*actors[:0], *crossfade.remote(Facts).remote().parent.remote().get()[:0], flush=True)
-    sys.exit()
-os.waitpid(pid, 0)
-assert actors[0].parent.remote().get()[1] == crossfade.remote(Facts).remote().parent.remote().get()[1]
-"""
-    output_of("-c", program)
-
-
-def test_actors_without_pipes_have_the_drivers_stdout_of_that_moment(tmp_path: Path) -> None:
-    program = f"""
-import os, crossfade
-
-class Facts:
-    def say(self, text):
-        print(text)
-
-def say(text):
-    crossfade.get(crossfade.remote(Facts).remote().say.remote(text))
-
-crossfade.init(preload={MODULE!r}, log_to_driver=False)
-say("to the first")
-os.dup2(os.open({str(tmp_path / "second")!r}, os.O_CREAT | os.O_WRONLY), 1)
-say("to the second")
-"""
-    assert output_of("-c", program) == "to the first\n"
-    assert (tmp_path / "second").read_text() == "to the second\n"
+        await_no_process(pid)
 
 
 def test_the_inline_engine_has_this_processs_modules() -> None:

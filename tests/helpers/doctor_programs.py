@@ -71,34 +71,23 @@ def launch_bound(rank: Rank, has_cause: bool) -> None:
 
 
 def blocking(rank: Rank, has_cause: bool) -> None:
-    waits: list[Callable[[], None]] = []
-
-    def layer(rank: Rank, _: int) -> None:
-        products(rank)
-
-        def reduce() -> None:
-            wait = rank.all_reduce(150, 1 << 22, is_async=not has_cause)
-            if not has_cause:
-                waits.append(wait)
-
-        rank.scope("autograd::engine::evaluate_function: AccumulateGrad", reduce)
-
-    def end(rank: Rank) -> None:
-        while waits:
-            waits.pop(0)()
-
-    steps(layer, end)(rank)
+    _blocking(rank, has_cause, (150, 1 << 22))
 
 
 def blocking_of_two_sizes(rank: Rank, has_cause: bool) -> None:
     """A weight's gradient and a bias's, one after the other on the stream that computes."""
+    _blocking(rank, has_cause, (20, 4096), (150, 1 << 22))
+
+
+def _blocking(rank: Rank, has_cause: bool, *sums: tuple[float, int]) -> None:
+    """``sums``: of each layer's gradients, how long each takes and its elements."""
     waits: list[Callable[[], None]] = []
 
     def layer(rank: Rank, _: int) -> None:
         products(rank)
 
         def reduce() -> None:
-            waits.extend(rank.all_reduce(us, num, is_async=not has_cause) for us, num in ((20, 4096), (150, 1 << 22)))
+            waits.extend(rank.all_reduce(us, num, is_async=not has_cause) for us, num in sums)
 
         rank.scope("autograd::engine::evaluate_function: AccumulateGrad", reduce)
 
