@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 import crossfade
 from crossfade.errors import ActorDiedError, ActorError
 from tests.helpers.programs import started
-from tests.helpers.ray_world import World, await_ends, case, dies, long, run
+from tests.helpers.ray_world import Worker, World, await_ends, case, dies, long, run
 
 
 @case
@@ -83,6 +84,35 @@ def a_connection_that_breaks_between_the_living_is_told_at_once(world: World) ->
     assert time.monotonic() - start < 1.5
     graph.teardown()
     assert crossfade.get([near.add.remote(1), far.add.remote(1)]) == [3, 3]
+
+
+@case
+def a_lost_connection_with_a_silent_host_names_actor_and_node(world: World) -> None:
+    """As where a link is cut: no process of that host says anything, and the agent's connection is still taken for alive."""
+    far = world.far(2)
+    with crossfade.InputNode() as inp:
+        graph = far.add.bind(inp).compile()
+    assert run(graph) == 3
+    silent = [crossfade.get(far.pid.remote()), *_agents()]
+    assert len(silent) > 1
+    try:
+        for pid in silent:
+            os.kill(pid, signal.SIGSTOP)
+        Worker().break_wires(None)
+        with pytest.raises(ActorError, match=f"actor {far._info.id} cannot go on .* is lost") as caught:
+            run(graph)
+        assert graph.plan.hosts[far._info.id] in str(caught.value)
+    finally:
+        for pid in silent:
+            os.kill(pid, signal.SIGCONT)
+    graph.teardown()
+    assert crossfade.get(far.add.remote(1)) == 3
+
+
+def _agents() -> list[int]:
+    """The processes of all hosts' agents."""
+    titles = {path: path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")}
+    return [int(path.parent.name) for path, title in titles.items() if title.startswith(b"ray::_AgentActor")]
 
 
 @long

@@ -232,7 +232,18 @@ class LocalPlan:
         return self._lost
 
     def explained(self, error: ChannelError) -> Exception:
-        return self._why_lost().again() if self._death() is not None or self._losses else error
+        if self._death() is None and not self._losses:
+            self._lose_cut_off()
+        return self._why_lost().again() if self._losses else error
+
+    def _lose_cut_off(self) -> None:
+        """An actor whose connection with the driver is lost cannot go on, also while its host's agent counts as there: a link that
+        was cut may end the agent's connection later than this one, and nobody says why until then.
+        """
+        wires = self._wiring.wires if self._wiring is not None else None
+        for wire in wires.all if wires is not None else ():
+            if wire.fault:
+                self._losses.append((time.monotonic_ns(), _cannot_go_on(wire.peer, wire.fault)))
 
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         return self._processes.doorbell.wait_until(ready, timeout_s)
