@@ -93,11 +93,11 @@ def test_groups_lanes_and_captures_that_do_not_do(group: PeerGroup, function: An
     with pytest.raises(DeviceError, match="captured on a lane that cannot be replayed"):
         function(A, B, group, candidate="rounds")
     driver.destroy_graph(driver.end_capture(group.current_stream()))
-    process_group, group.process_group = group.process_group, None
+    process_group, group._process_group = group._process_group, None
     with pytest.raises(DeviceError, match=r"have no group of torch.distributed.*\nhint: take 'rounds'"):
         function(A, B, group, candidate="plain")
     function(A, B, group, candidate="rounds")
-    group.process_group = process_group
+    group._process_group = process_group
     group.lane().broken = "rank 1 died"
     for candidate in CANDIDATES:
         with pytest.raises(ChannelBroken, match="rank 1 died"):

@@ -6,9 +6,10 @@ import gc
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -17,6 +18,7 @@ pytest.importorskip("torch", reason="groups are torch.distributed's")
 import torch
 import torch.distributed as dist
 
+import crossfade
 from crossfade import ops, peers
 from crossfade.errors import ChannelClosed, DeviceError
 from crossfade.peers import groups, keys
@@ -133,10 +135,33 @@ def test_a_shape_is_prepared_on_the_default_group(world: Path) -> None:
 
 def test_nothing_keeps_a_group_that_was_closed(world: Path) -> None:
     peers.all_reduce(ones(2))
-    before = len(keys._OF)
+    place = id(dist.group.WORLD)
+    assert len(keys._OF[place]) == 1
     peers.close_groups()
     gc.collect()
-    assert len(keys._OF) == before - 1
+    assert not keys._OF[place]
+    dist.destroy_process_group()
+    assert place not in keys._OF
+
+
+def _interleave() -> None:
+    module = crossfade.interleave(torch.nn.Linear(2, 2))
+    module(ones(4, 2))
+    _KEPT.append(module)
+
+
+_KEPT: list[object] = []
+
+
+@pytest.mark.parametrize(
+    "use", [lambda: peers.all_reduce(ones(2)), lambda: ops.matmul_all_reduce(ones(2, 2), ones(2, 2)), _interleave]
+)
+def test_a_process_group_ends_when_it_is_destroyed(world: Path, use: Callable[[], object]) -> None:
+    """Threads of one that outlives that end the process with SIGABRT where they free a tensor while the interpreter ends."""
+    use()
+    process_group = ref(dist.group.WORLD)
+    dist.destroy_process_group()
+    assert process_group() is None
 
 
 # Between two

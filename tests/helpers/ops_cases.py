@@ -227,18 +227,18 @@ def offered(device: str) -> None:
 def without_a_candidate(device: str) -> None:
     """The tuner's choice, by the model; the ranks agree also where torch.distributed does not know them."""
     with opened(device, num_lanes=2) as group:
-        process_group = group.process_group
+        process_group = group._process_group
         for operator in Operator:
             for number, sizes in enumerate(((64, 128, 8), (3, 5, 7), (0, 4, 4), (3, 0, 4), (3, 4, 0))):
                 check(operator, group, make(operator, group, sizes, seed=number, has_bias=True), None, lane=number % 2)
         counts = [[p + 2 * q for q in range(group.num_ranks)] for p in range(group.num_ranks)]
         check(Operator.ALL_TO_ALL, group, make(Operator.ALL_TO_ALL, group, (0, 6, 5), counts=counts), None)
         group.belongings.clear()
-        group.process_group = None
+        group._process_group = None
         if group.num_ranks > 1:
             for operator in Operator:
                 check(operator, group, make(operator, group, (5, 7, 3)), None)
-        group.process_group = process_group
+        group._process_group = process_group
 
 
 def random_calls(device: str, num_calls: int = 80, seed: int = 0) -> None:

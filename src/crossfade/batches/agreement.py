@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -37,13 +38,24 @@ class Agreement:
 
     def __init__(self, group: ProcessGroup | None, timeout_s: float) -> None:
         inside: Any = dist.distributed_c10d
-        self.group: ProcessGroup = group if group is not None else inside._get_default_group()
+        group = group if group is not None else inside._get_default_group()
+        self._group = ref(group)  # see `crossfade.peers.group.PeerGroup.process_group`
         self._limit = timedelta(seconds=timeout_s)
-        self._store = inside.PrefixStore(f"crossfade.batches {next(_COUNT)}", inside._world.pg_map[self.group][1])
+        self._store = inside.PrefixStore(f"crossfade.batches {next(_COUNT)}", inside._world.pg_map[group][1])
         self._numbers: dict[Ranks, int] = {}
         self._follower = Follower(
             self._store, tuple(dist.get_process_group_ranks(self.group)), dist.get_rank(), timeout_s
         )
+
+    @property
+    def group(self) -> ProcessGroup:
+        """A `BatchesError` if it is destroyed."""
+        group = self._group()
+        if group is None:
+            raise BatchesError(
+                "the process group of the earlier calls is destroyed", hint="interleave the module again"
+            )
+        return group
 
     def compare(self, own: str, group: ProcessGroup | None = None) -> None:
         """Sees to it that all ranks of the group, or of the given subgroup, say the same. All of them call it, in one order.

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from crossfade.device.borrowed import device_of, torch_or_raise
 from crossfade.device.signals import Signal
@@ -118,7 +119,6 @@ class PeerGroup:
         memory: the memory and signals.
         rank, num_ranks: this rank, and of how many.
         device_type: ``"cuda"`` or ``"cpu"``.
-        process_group: torch.distributed's group of the same ranks; None where there is none, as between actors.
         number: which of all that were opened of its process group it is; the same on all ranks.
         pids: the ranks' processes.
         key: what `crossfade.peers.groups.find_group` finds it by in this process, while it is open.
@@ -139,7 +139,7 @@ class PeerGroup:
         number: int = 0,
     ) -> None:
         memory = self.memory = opened.memory
-        self.process_group = process_group
+        self._process_group = None if process_group is None else ref(process_group)
         self.number = number
         self.belongings: dict[str, Any] = {}
         self.rank = memory.rank
@@ -167,6 +167,15 @@ class PeerGroup:
             self._poller.register(pidfd, select.EPOLLIN)
             release_signals, streams = self._make_release(name), _Streams(lanes)
             self._watchdog.watch(name, pidfd, release_signals, streams, self._on_death, before_release=tell)
+
+    @property
+    def process_group(self) -> ProcessGroup | None:
+        """torch.distributed's group of the same ranks; None where there is none, as between actors, or it is destroyed.
+
+        It is not kept from ending: the threads of gloo's need the interpreter to free tensors, and end the whole process (SIGABRT)
+        where they do so while the interpreter ends.
+        """
+        return None if self._process_group is None else self._process_group()
 
     @property
     def reports(self) -> list[DeathReport]:

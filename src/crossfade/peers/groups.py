@@ -155,8 +155,11 @@ def _close_destroyed(new: PeerGroup) -> None:
 
 
 def _is_destroyed(group: PeerGroup) -> bool:
-    try:
-        torch_or_raise().distributed.get_rank(group.process_group)
+    process_group = group.process_group
+    if process_group is None:
+        return True
+    try:  # who has kept a reference keeps it from being None
+        torch_or_raise().distributed.get_rank(process_group)
     except (ValueError, RuntimeError):
         return True
     return False

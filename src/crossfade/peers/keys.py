@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-from weakref import WeakValueDictionary, ref
+from weakref import WeakValueDictionary, finalize, ref
 
 from crossfade.errors import ChannelClosed
 
@@ -16,8 +16,8 @@ PROCESS_GROUP = "process group "
 """How the name begins of what need not be open yet."""
 _NUMBERS = count(1)
 _OPEN: WeakValueDictionary[str, Any] = WeakValueDictionary()
-_OF: dict[tuple[ProcessGroup, str], dict[str, ref[Any]]] = {}
-"""The open groups of a process group and a kind of device, in their order."""
+_OF: dict[int, dict[str, ref[Any]]] = {}
+"""The open groups of a process group, by its `id` while it lives; by key, in their order."""
 _TEXT = re.compile(r"((?:process )?group .+), rank (\d+) of (\d+)")
 
 
@@ -27,7 +27,9 @@ class _Ranks(Protocol):
     rank: int
     num_ranks: int
     device_type: str
-    process_group: ProcessGroup | None
+
+    @property
+    def process_group(self) -> ProcessGroup | None: ...
 
 
 class GroupKey(NamedTuple):
@@ -55,8 +57,11 @@ def register(group: _Ranks) -> str:
     """A new key of an open group."""
     key = str(GroupKey(f"group {next(_NUMBERS)}", group.rank, group.num_ranks))
     _OPEN[key] = group
-    if group.process_group is not None:
-        _OF.setdefault((group.process_group, group.device_type), {})[key] = ref(group)
+    if (process_group := group.process_group) is not None:
+        if id(process_group) not in _OF:
+            _OF[id(process_group)] = {}
+            finalize(process_group, _OF.pop, id(process_group), None).atexit = False
+        _OF[id(process_group)][key] = ref(group)
     return key
 
 
@@ -65,10 +70,7 @@ def forget(key: str) -> None:
     group = _OPEN.pop(key, None)
     if group is None or group.process_group is None:
         return
-    place = group.process_group, group.device_type
-    _OF[place].pop(key, None)
-    if not _OF[place]:
-        del _OF[place]
+    del _OF[id(group.process_group)][key]
 
 
 def find(key: str) -> Any:
@@ -84,8 +86,8 @@ def find(key: str) -> Any:
 
 def find_of(process_group: ProcessGroup, device_type: str) -> Any:
     """The first open group of a process group for a kind of device; None if there is none."""
-    for known in _OF.get((process_group, device_type), {}).values():
+    for known in _OF.get(id(process_group), {}).values():
         group = known()
-        if group is not None:
+        if group is not None and group.device_type == device_type:
             return group
     return None

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import ref
 
 from crossfade.device.borrowed import torch_or_raise
-from crossfade.errors import ChannelTimeout
+from crossfade.errors import ChannelClosed, ChannelTimeout
 from crossfade.peers.rendezvous import count_off, gather
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class GroupRanks:
         distributed = torch_or_raise().distributed
         self.rank: int = distributed.get_rank(process_group)
         self.num_ranks: int = distributed.get_world_size(process_group)
-        self._group = process_group
+        self._group = ref(process_group)  # see `PeerGroup.process_group`
         self._device = device
         self._timeout_s = timeout_s
         self._store: Any = process_group.get_group_store()  # type: ignore[attr-defined,unused-ignore]
@@ -84,8 +85,11 @@ class GroupRanks:
         self._prefix = f"crossfade/ops/{name or count_off(process_group, device)}"
 
     def gather(self, own: Sequence[int]) -> list[list[int]]:
-        """All ranks' numbers, by rank. Collective, and never inside a capture."""
-        return gather(self._group, self._device, list(own))
+        """All ranks' numbers, by rank. Collective, and never inside a capture. A `ChannelClosed` if the group is destroyed."""
+        group = self._group()
+        if group is None:
+            raise ChannelClosed("the process group is destroyed", hint="make another one")
+        return gather(group, self._device, list(own))
 
     def tell(self, key: str, say: Callable[[], str]) -> str:
         """See `Ranks`."""
