@@ -12,6 +12,7 @@ import pytest
 
 import crossfade
 from crossfade.api.session import require
+from crossfade.engines import forked
 from tests.helpers.late_driver import LateDriver
 from tests.helpers.sessions import TORCH, opened
 
@@ -79,3 +80,18 @@ def torn_down(session: None) -> Iterator[None]:
     yield
     for graph in list(require().graphs):
         graph.teardown(timeout=30)
+
+
+@pytest.fixture
+def no_templates() -> Iterator[None]:
+    """A test starts the templates that it needs, and leaves none."""
+    forked.end_templates()
+    yield
+    forked.end_templates()
+
+
+@pytest.fixture
+def module_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where modules are looked for."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
