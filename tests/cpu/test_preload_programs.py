@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,22 @@ def test_the_template_ends_with_a_killed_program() -> None:
         await_no_process(pid)
 
 
+def test_the_template_of_a_killed_program_does_not_import_on(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    os.mkfifo(told)
+    source = f"import os, time\nprint(os.getpid(), file=open({str(told)!r}, 'w'))\nopen({str(told)!r}).read()\n"
+    (tmp_path / "never_imported.py").write_text(source)
+    program = f"import sys, crossfade\nsys.path.insert(0, {str(tmp_path)!r})\ncrossfade.init(preload='never_imported')"
+    with started("-c", f"{program}\nsys.stdin.read()") as driver:
+        pid = int(told.read_text())
+        driver.kill()
+    try:
+        await_no_process(pid)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def test_a_forked_driver_leaves_its_parents_template_alone() -> None:
     program = f"""{_PROGRAM}
 pid = os.fork()
@@ -73,3 +91,27 @@ say("to the second")
 """
     assert output_of("-c", program) == "to the first\n"
     assert (tmp_path / "second").read_text() == "to the second\n"
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize("modules", [(), (MODULE,)])
+def test_actors_of_a_driver_without_standard_streams(
+    modules: tuple[str, ...], closed: tuple[int, ...], tmp_path: Path
+) -> None:
+    program = f"""
+import os, sys, crossfade
+for fd in {closed}:
+    os.close(fd)
+
+class Prints:
+    def streams(self):
+        print("said")
+        print("said", file=sys.stderr)
+        return [os.readlink(f"/proc/self/fd/{{fd}}") for fd in {closed}]
+
+crossfade.init(preload={modules}, log_to_driver=False)
+found = [crossfade.remote(Prints).remote().streams.remote() for _ in range(2)]
+open({str(tmp_path / "found")!r}, "w").write(str(crossfade.get(found, timeout=30)))
+"""
+    output_of("-c", program)
+    assert (tmp_path / "found").read_text() == str([["/dev/null"] * len(closed)] * 2)

@@ -22,6 +22,7 @@ from crossfade.engines.state import ActorState, Fate
 from crossfade.errors import ActorError, SessionError
 from crossfade.host.doorbell import Doorbell
 from crossfade.host.frames import FrameError
+from crossfade.host.interpreter import open_standard_streams
 from crossfade.host.limits import allow_many_descriptors
 from crossfade.host.processes import await_end, open_pidfd
 from crossfade.interrupted import checkpoint
@@ -30,7 +31,6 @@ from crossfade.types import DRIVER
 SHUT_DOWN = "the session was shut down"
 
 _LAST_STEPS_S = 0.2  # how long an actor that has closed its socket may take to exit, so that its exit status tells why
-
 _GRACE_S = 1.0
 
 _ENDING_S = 1.0
@@ -75,6 +75,7 @@ class Processes:
         self.spin_us = spin_us
         self._preload = preload
         with explained(SessionError, "the session could not be started"), ExitStack() as undo:
+            open_standard_streams()
             self.pidfd = open_pidfd(os.getpid())
             undo.callback(os.close, self.pidfd)
             self._output = Output() if log_to_driver else None

@@ -11,12 +11,23 @@ import sys
 
 from crossfade.host.memory import Memory
 
+_STDERR = 2
+
 _CODE = """import marshal, sys
 with open({fd}, "rb") as file:
     sys.path[:] = marshal.load(file)
 from {module} import main
 main({arguments})
 """
+
+
+def open_standard_streams() -> None:
+    """Opens ``/dev/null`` as those of stdin, stdout and stderr that this process has closed. Other descriptors would have their
+    numbers else, so that programs that are started here would lose those, or write into them.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(fd, True)
+    os.close(fd)
 
 
 def search_path() -> Memory:
