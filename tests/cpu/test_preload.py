@@ -118,6 +118,18 @@ def test_a_module_that_cannot_be_preloaded_is_named(module_folder: Path, source:
         assert "bad_to_import" in ask("modules")
 
 
+@pytest.mark.parametrize("num_chars", [100_000, 1_000_000])
+def test_a_refusal_in_many_words_is_cut(module_folder: Path, num_chars: int) -> None:
+    (module_folder / "says_much.py").write_text(f"raise ImportError('€' * {num_chars})\n")
+    with (
+        preloading("says_much"),
+        pytest.raises(crossfade.ActorStartError, match=r"says_much cannot be preloaded: €+\.\.\.") as caught,
+    ):
+        Actor.remote()
+    assert "preload takes names" in str(caught.value.hint)
+    assert len(str(caught.value)) < 10_000
+
+
 def test_a_module_that_opens_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template, "_GPUS", "/dev/null")
     monkeypatch.setattr(template, "_num_threads", lambda: 1)

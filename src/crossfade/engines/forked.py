@@ -139,7 +139,7 @@ class _Template:
     def ask(self, spin_us: float, fds: tuple[int, ...]) -> None:
         """Asks for an actor. A ConnectionError if the template has ended."""
         self._was_asked = True
-        environment = {name: os.environ[name] for name in _CHANGING if name in os.environ}
+        environment = {name: os.environ.get(name) for name in _CHANGING}
         socket.send_fds(self._requests, [marshal.dumps((spin_us, environment))], fds)
 
     def last_words(self) -> str:

@@ -26,13 +26,17 @@ from typing import TypeAlias
 from crossfade.engines import serving
 from crossfade.host.sockets import descriptors
 
-_Request: TypeAlias = tuple[float, dict[str, str]]
-"""How long an actor spins, in microseconds, and variables of its environment that this process may have otherwise."""
+_Request: TypeAlias = tuple[float, dict[str, str | None]]
+"""How long an actor spins, in microseconds, and variables of its environment that this process may have otherwise: None for one
+that it is not to have.
+"""
 
 _NUM_FDS = 11
 """Of a request: the actor's socket, its stdout and stderr, and the descriptors that `serving.serve` takes."""
 
 _MAX_BYTES = 1 << 16  # of a message
+
+_MAX_CHARS = 4096  # of why no actor can be forked, which is an error's text
 
 _INSTEAD = "leave it out of preload: actors import it when they need it"
 _GPUS = "/dev/nvidia"
@@ -45,11 +49,13 @@ def main(requests_fd: int, driver_pidfd: int, *modules: str) -> None:
     on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, exit statuses are lost
     for fd in (requests_fd, driver_pidfd):
         os.set_inheritable(fd, False)
-    refusal = _preload(modules)
+    why, hint = _preload(modules)
+    if len(why) > _MAX_CHARS:
+        why = f"{why[:_MAX_CHARS]}..."
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whatever a module has set
     gc.collect()
     gc.freeze()  # an actor that looks for garbage would copy the memory that it shares
-    spin_us, fds = _Template(socket.socket(fileno=requests_fd), driver_pidfd, refusal).serve()
+    spin_us, fds = _Template(socket.socket(fileno=requests_fd), driver_pidfd, (why, hint)).serve()
     signal.signal(signal.SIGCHLD, on_child)
     importlib.invalidate_caches()
     _seed()
@@ -195,7 +201,11 @@ class _Template:
         for actor in set(self._actors.values()):
             actor.close()
         spin_us, environment = request
-        os.environ.update(environment)
+        for name, value in environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
         return spin_us, list(fds)
 
     def _take_on(self, pid: int, driver: socket.socket, refusal: tuple[str, str]) -> None:
