@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from crossfade.engines.interpreter import Interpreter
 from tests.helpers.ended import await_no_process
 from tests.helpers.programs import output_of, started
 
@@ -59,6 +61,22 @@ def test_the_template_of_a_killed_program_does_not_import_on(tmp_path: Path) -> 
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def test_the_template_of_a_program_that_has_ended_imports_nothing(module_folder: Path) -> None:
+    (module_folder / "ends_the_process.py").write_text("import os\nos._exit(7)\n")
+    with started("-c", "") as driver:
+        driver_pidfd = os.pidfd_open(driver.pid)
+        driver.wait()
+    requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    lifeline_fd, fd = os.pipe()
+    os.close(fd)
+    with requests, theirs:
+        fds = theirs.fileno(), driver_pidfd, lifeline_fd
+        template = Interpreter("", "crossfade.engines.template", ("ends_the_process",), (None, None), fds)
+        assert template.await_exit(-1) == 0
+    for fd in (driver_pidfd, lifeline_fd):
+        os.close(fd)
 
 
 def test_a_forked_driver_leaves_its_parents_template_alone() -> None:

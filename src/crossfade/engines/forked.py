@@ -124,17 +124,27 @@ class _Template:
         self._has_left = False
         self._was_asked = False
         self._words = ""
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, ExitStack() as undo:
-            fds = theirs.fileno(), open_pidfd(os.getpid(), undo)
+        with (
+            ExitStack() as undo,
+            ExitStack() as theirs,
+        ):  # after an error, all is closed; the template's copies always are
+            self._requests, requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.callback(self._requests.close)
+            theirs.enter_context(requests)
+            lifeline_fd, fd = os.pipe()
+            theirs.callback(os.close, lifeline_fd)
+            self._lifeline = undo.enter_context(open(fd, "wb", buffering=0))
+            fds = requests.fileno(), open_pidfd(os.getpid(), theirs), lifeline_fd
             self._process = Interpreter("", "crossfade.engines.template", modules, (None, None), fds)
-        self._pidfd = open_pidfd(self._process.pid)
+            undo.callback(self._process.discard)
+            self.pidfd = open_pidfd(self._process.pid)
+            undo.pop_all()
 
     def is_of_use(self, seen: object) -> bool:
         return not (self._has_left or self.seen != seen or self.has_ended())
 
     def has_ended(self, timeout_s: float = 0.0) -> bool:
-        return await_end(self._pidfd, timeout_s)
+        return await_end(self.pidfd, timeout_s)
 
     def ask(self, spin_us: float, fds: tuple[int, ...]) -> None:
         """Asks for an actor. A ConnectionError if the template has ended."""
@@ -148,7 +158,7 @@ class _Template:
             if not self._words:
                 if not self.has_ended(_LAST_STEPS_S):
                     return "the process that it was to be forked from does not answer; it may have no descriptor left"
-                how = self._process.describe(self._process.await_exit(self._pidfd))
+                how = self._process.describe(self._process.await_exit(self.pidfd))
                 self._words = f"the process that it was to be forked from has ended: {how}"
             return self._words
 
@@ -164,14 +174,24 @@ class _Template:
         if self._was_asked and self.has_ended(_LAST_STEPS_S):
             self.last_words()  # while they can be known
         self._process.discard()
+        self.disown()
         self._requests.close()
-        os.close(self._pidfd)
+        pidfd, self.pidfd = self.pidfd, -1
+        os.close(pidfd)
+
+    def disown(self) -> None:
+        """In a forked child: it must not be what keeps the template alive."""
+        self._lifeline.close()
 
 
 class _Templates:
     by_modules: ClassVar[dict[tuple[str, ...], _Template]] = {}
     left: ClassVar[list[_Template]] = []  # they end with their last actors
     lock = threading.RLock()
+
+    @classmethod
+    def all(cls) -> list[_Template]:
+        return [*cls.by_modules.values(), *cls.left]
 
 
 def prepare(modules: tuple[str, ...]) -> None:
@@ -208,13 +228,15 @@ def _seen() -> object:
 
 def end_templates() -> None:
     """Ends all of them, at the end of the program. Actors that are left go on."""
-    for template in (*_Templates.by_modules.values(), *_Templates.left):
+    for template in _Templates.all():
         template.end()
     _disown()
 
 
 def _disown() -> None:
     """In a forked child: forgets the templates, which are its parent's."""
+    for template in _Templates.all():
+        template.disown()
     _Templates.by_modules, _Templates.left, _Templates.lock = {}, [], threading.RLock()
 
 

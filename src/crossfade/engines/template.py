@@ -3,8 +3,8 @@
 The driver asks for each actor over a socket. With its request come one end of a socket for this actor alone, the stdout and stderr
 of the actor, and the descriptors that it is to have. Over the actor's socket this process tells the actor's pid, or why there is
 none, and later its exit status. The actor stays a zombie until the driver shuts that socket down, so that its pid is nobody
-else's; if it still runs then, it is killed. This process ends with the driver, however that ends (while it imports, as soon as it
-has), or with its last actor once the driver asks for no more.
+else's; if it still runs then, it is killed. This process ends with the driver, however that ends and whatever this process is doing
+then, or with its last actor once the driver asks for no more.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from crossfade.engines import serving
+from crossfade.host.processes import await_end, die_on_hangup
 from crossfade.host.sockets import descriptors
 
 _Request: TypeAlias = tuple[float, dict[str, str | None]]
@@ -42,20 +43,24 @@ _INSTEAD = "leave it out of preload: actors import it when they need it"
 _GPUS = "/dev/nvidia"
 
 
-def main(requests_fd: int, driver_pidfd: int, *modules: str) -> None:
+def main(requests_fd: int, driver_pidfd: int, lifeline_fd: int, *modules: str) -> None:
     """Imports the modules, forks actors, and serves as each of them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, exit statuses are lost
-    for fd in (requests_fd, driver_pidfd):
+    for fd in (requests_fd, driver_pidfd, lifeline_fd):
         os.set_inheritable(fd, False)
+    die_on_hangup(lifeline_fd)
+    if await_end(driver_pidfd, 0.0):  # it has hung up before
+        os._exit(0)
     why, hint = _preload(modules)
     if len(why) > _MAX_CHARS:
         why = f"{why[:_MAX_CHARS]}..."
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whatever a module has set
     gc.collect()
     gc.freeze()  # an actor that looks for garbage would copy the memory that it shares
-    spin_us, fds = _Template(socket.socket(fileno=requests_fd), driver_pidfd, (why, hint)).serve()
+    requests = socket.socket(fileno=requests_fd)
+    spin_us, fds = _Template(requests, driver_pidfd, lifeline_fd, (why, hint)).serve()
     signal.signal(signal.SIGCHLD, on_child)
     importlib.invalidate_caches()
     _seed()
@@ -139,9 +144,10 @@ class _Actor:
 class _Template:
     """``refusal``: why no actor is forked, and what to do about it, or two empty texts."""
 
-    def __init__(self, requests: socket.socket, driver_pidfd: int, refusal: tuple[str, str]) -> None:
+    def __init__(self, requests: socket.socket, driver_pidfd: int, lifeline_fd: int, refusal: tuple[str, str]) -> None:
         self._requests = requests
         self._driver_pidfd = driver_pidfd
+        self._lifeline_fd = lifeline_fd
         self._refusal = refusal
         self._is_wanted = True
         self._actors: dict[int, _Actor] = {}  # by each of two descriptors: of the process, and of the driver's socket
@@ -195,7 +201,7 @@ class _Template:
         """In an actor: it keeps nothing of this process's."""
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
-        for fd in (driver_fd, stdout, stderr, self._driver_pidfd):
+        for fd in (driver_fd, stdout, stderr, self._driver_pidfd, self._lifeline_fd):
             os.close(fd)
         self._requests.close()
         for actor in set(self._actors.values()):
