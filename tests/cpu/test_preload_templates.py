@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
 import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import pytest
 
 import crossfade
 from crossfade.engines import forked
+from crossfade.host.processes import open_pidfd
 from tests.helpers.counts import num
 from tests.helpers.ended import await_no_process
 from tests.helpers.graphs import kept_session, session_of
@@ -47,6 +52,9 @@ def test_a_changed_environment_has_another_template(monkeypatch: pytest.MonkeyPa
         assert ask("surroundings")["folder"] == str(tmp_path)
         number = "PYTEST_CURRENT_TEST"
         assert ask("variable", number) == os.environ[number]
+        with monkeypatch.context() as now:
+            now.delenv(number)
+            assert ask("variable", number) is None
         monkeypatch.syspath_prepend(str(tmp_path))
         assert str(tmp_path) in ask("surroundings")["path"]
         mask = os.umask(0o077)
@@ -54,6 +62,50 @@ def test_a_changed_environment_has_another_template(monkeypatch: pytest.MonkeyPa
             assert any("0077" in line for line in ask("surroundings")["status"])
         finally:
             os.umask(mask)
+
+
+def _in_a_thread(mask: Callable[[], object]) -> int:
+    """The template of an actor that a thread starts once it has such a mask."""
+    parents: list[int] = []
+
+    def start() -> None:
+        mask()
+        parents.append(ask("parent"))
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    return parents[0]
+
+
+def _block(number: int) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+
+
+def _use_one_core() -> None:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
+def test_threads_with_masks_of_their_own_keep_their_templates() -> None:
+    """Modules see these masks at their import."""
+    masks = [int, partial(_block, signal.SIGUSR2)]
+    if len(os.sched_getaffinity(0)) > 1:
+        masks.append(_use_one_core)
+    with preloading(MODULE):
+        templates = [_in_a_thread(mask) for mask in masks]
+        assert len({*templates}) == len(masks)
+        assert [_in_a_thread(mask) for mask in masks] == templates
+
+
+def test_templates_with_many_masks_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked, "_NUM_KEPT", 2)
+    blocking = [partial(_block, number) for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)]
+    with preloading(MODULE):
+        first, second = map(_in_a_thread, blocking[:2])
+        assert _in_a_thread(blocking[0]) == first
+        third = _in_a_thread(blocking[2])
+        await_no_process(second)
+        assert [_in_a_thread(blocking[0]), _in_a_thread(blocking[2])] == [first, third]
 
 
 def test_two_sessions_at_once_with_modules_of_their_own() -> None:
@@ -119,6 +171,67 @@ def test_a_template_that_is_killed_while_an_actor_waits_for_it(module_folder: Pa
         killer.join()
         assert caught.value.actor == "x"
         assert caught.value.hint == "start the actor again"
+
+
+def test_a_template_that_is_killed_while_a_process_of_its_module_goes_on(
+    module_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That process has the template's end of the socket, where the request stays."""
+    pipe, leave = _module_that_waits(module_folder, "waits_after_a_fork"), module_folder / "leave"
+    os.mkfifo(leave)
+    source = f"import os\nif os.fork() == 0:\n    open({str(leave)!r}).read()\n    os._exit(0)\n"
+    (module_folder / "forks_at_import.py").write_text(source)
+    ask_only = forked._Template.ask
+
+    def ask_and_kill(template: forked._Template, *request: Any) -> None:
+        ask_only(template, *request)
+        with pipe.open("wb"):  # the second module is being imported
+            os.kill(template_pid(), signal.SIGKILL)
+
+    monkeypatch.setattr(forked._Template, "ask", ask_and_kill)
+    with preloading("forks_at_import", "waits_after_a_fork"):
+        try:
+            with pytest.raises(crossfade.ActorStartError, match="has ended: it was killed by SIGKILL"):
+                Actor.remote()
+        finally:
+            leave.open("wb").close()
+
+
+@pytest.mark.parametrize("is_shut_down", [False, True])
+def test_a_stopped_template_holds_nobody_up(is_shut_down: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked, "_ANSWER_S", 0.5)
+    with preloading(MODULE):
+        actors = [Actor.remote() for _ in range(3)]
+        pids = crossfade.get([actor.pid.remote() for actor in actors], timeout=LIMIT_S)
+        pids.append(template_pid())
+        os.kill(template_pid(), signal.SIGSTOP)
+        if not is_shut_down:
+            for actor in actors:
+                crossfade.kill(actor)
+            with pytest.raises(crossfade.ActorDiedError, match="it was killed"):
+                actors[0].pid.remote().get(timeout=LIMIT_S)
+            assert ask("parent") != pids[-1]
+    for pid in pids:
+        await_no_process(pid)
+
+
+def test_a_template_that_cannot_be_watched_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    def no_descriptor(pid: int, undo: ExitStack | None = None) -> int:
+        if pid == os.getpid():
+            return open_pidfd(pid, undo)
+        started.append(pid)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(forked, "open_pidfd", no_descriptor)
+    with pytest.raises(crossfade.SessionError, match="no descriptor left"):
+        crossfade.init(preload=MODULE)
+    assert len(started) == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_an_interrupt_while_an_actor_waits_for_its_template(module_folder: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import marshal
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -39,6 +40,10 @@ _INHERITED = (
 
 _LAST_STEPS_S = 1.0  # how long a template that has closed a socket may take to end, so that its status tells why
 
+_ANSWER_S = (
+    5.0  # how long a template that has imported its modules may take to answer: one that takes longer was stopped
+)
+
 _MAX_BYTES = 1 << 16  # of a message
 
 _Stdio: TypeAlias = tuple[int, int] | tuple[None, None]
@@ -57,17 +62,19 @@ class Forked:
         self._code: int | None = None
         self._has_exited = False
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(_ANSWER_S)
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
         try:
             with theirs, _Templates.lock:  # nobody has the template leave in between
-                template = _template(modules)
+                template = self._template = _template(modules)
+                poller.register(template.pidfd, select.POLLIN)
                 stdout, stderr = stdio
                 own = (1 if stdout is None else stdout, 2 if stderr is None else stderr)
                 with suppress(ConnectionError):  # it has ended: that is what will be told
                     template.ask(spin_us, (theirs.fileno(), *own, *fds))
-            poller = select.poll()
-            poller.register(self._socket, select.POLLIN)
-            pause(poller.poll)
-            told: tuple[int, str, str] | None = self._receive()
+            ready = dict(pause(poller.poll))
+            told: tuple[int, str, str] | None = self._receive() if self._socket.fileno() in ready else None
             self.pid, why, hint = told or (-1, template.last_words(), "start the actor again")
             if self.pid < 0:
                 with _Templates.lock:
@@ -79,22 +86,22 @@ class Forked:
 
     def await_exit(self, pidfd: int) -> int | None:
         """May be called again if it was interrupted, and by another thread. Nothing is left of the process then."""
-        if not self._has_exited:
+        while not self._has_exited:
             code = self._receive(socket.MSG_PEEK)
-            if self._has_exited:  # another thread has been quicker, and has closed the socket
+            has_ended = code is not None or await_end(pidfd, _LAST_STEPS_S)
+            if self._has_exited:  # another thread has been quicker, and has closed the socket and the pidfd
                 return self._code
-            self._code = code
-            if code is None:  # the template has ended
-                await_end(pidfd, None)
-            self._has_exited = True
+            if has_ended:
+                if code is None:  # a template that was stopped would not tell others either
+                    self._template.kill()
+                self._code = code
+                self._has_exited = True
         self.discard()
         return self._code
 
     def describe(self, code: int | None) -> str:
         if code is None:
-            return (
-                "it ended (how is not known: the process that it was forked from, which would tell, had ended before)"
-            )
+            return "it ended (how is not known: the process that it was forked from, which would tell, had ended or was stopped)"
         return describe_exit(code)
 
     def discard(self) -> None:
@@ -105,10 +112,10 @@ class Forked:
         self._close()
 
     def _receive(self, flags: int = 0) -> Any:
-        """Waits for what the template tells next; None if it tells no more, or has ended."""
+        """Waits for what the template tells next; None if it tells no more, has ended, or does not answer in time."""
         try:
             data = self._socket.recv(_MAX_BYTES, flags)
-        except OSError:  # the template has ended, or the socket was closed here
+        except OSError:  # the template has ended or was stopped, or the socket was closed here
             return None
         return marshal.loads(data) if data else None
 
@@ -161,6 +168,10 @@ class _Template:
                 how = self._process.describe(self._process.await_exit(self.pidfd))
                 self._words = f"the process that it was to be forked from has ended: {how}"
             return self._words
+
+    def kill(self) -> None:
+        with suppress(OSError):  # it has ended
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def leave(self) -> None:
         """It is asked for no more actors, and ends with its last one."""
