@@ -149,7 +149,7 @@ def test_a_library_whose_threads_end_at_a_fork_is_preloaded() -> None:
 def test_the_inline_engine_has_this_processs_modules() -> None:
     with preloading("nothing_of_that_name", engine="inline"):
         assert ask("pid") == os.getpid()
-    assert not forked._Templates.by_modules
+    assert not forked._Templates.by_kind
 
 
 def test_the_environment_may_name_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:

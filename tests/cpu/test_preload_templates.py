@@ -104,8 +104,8 @@ def test_templates_with_many_masks_end(monkeypatch: pytest.MonkeyPatch) -> None:
         first, second = map(_in_a_thread, blocking[:2])
         assert _in_a_thread(blocking[0]) == first
         third = _in_a_thread(blocking[2])
-        await_no_process(second)
         assert [_in_a_thread(blocking[0]), _in_a_thread(blocking[2])] == [first, third]
+    await_no_process(second)
 
 
 def test_two_sessions_at_once_with_modules_of_their_own() -> None:

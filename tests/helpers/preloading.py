@@ -41,5 +41,5 @@ def preloading(*modules: str, **options: Any) -> Iterator[None]:
 
 def template_pid() -> int:
     """Of the only one."""
-    (template,) = forked._Templates.by_modules.values()
+    (template,) = forked._Templates.by_kind.values()
     return template._process.pid

@@ -2,7 +2,8 @@
 
 There is one for each set of modules, for all sessions of the program, until that ends. At each start of an actor, what a new
 interpreter would see (the environment, the search path, limits and so on) is compared with what the template saw. If that has
-changed, another template takes its place; it ends with its last actor.
+changed, another template takes its place; it ends with its last actor. What threads have of their own (the cores that they may
+use, the signals that they block) replaces nobody's: those that differ there have templates of their own.
 """
 
 from __future__ import annotations
@@ -29,14 +30,18 @@ _INHERITED = (
     "Uid",
     "Gid",
     "Groups",
-    "SigBlk",
     "SigIgn",
     "CapPrm",
     "NoNewPrivs",
-    "Cpus_allowed",
     "Mems_allowed",
 )
 """Lines of ``/proc/thread-self/status`` that say what a process that this thread starts inherits."""
+
+_OF_THREADS = ("SigBlk", "Cpus_allowed")
+"""Those of them that threads of one program have differently."""
+
+_NUM_KEPT = 8
+"""How many templates wait for requests; of more, the one that was asked the longest time ago leaves."""
 
 _LAST_STEPS_S = 1.0  # how long a template that has closed a socket may take to end, so that its status tells why
 
@@ -195,14 +200,23 @@ class _Template:
         self._lifeline.close()
 
 
+_Kind: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
+"""The modules of a template, and what is of the threads' own."""
+
+
 class _Templates:
-    by_modules: ClassVar[dict[tuple[str, ...], _Template]] = {}
+    by_kind: ClassVar[dict[_Kind, _Template]] = {}  # who was asked last is last
     left: ClassVar[list[_Template]] = []  # they end with their last actors
     lock = threading.RLock()
 
     @classmethod
     def all(cls) -> list[_Template]:
-        return [*cls.by_modules.values(), *cls.left]
+        return [*cls.by_kind.values(), *cls.left]
+
+    @classmethod
+    def dismiss(cls, kind: _Kind) -> None:
+        cls.by_kind[kind].leave()
+        cls.left.append(cls.by_kind.pop(kind))
 
 
 def prepare(modules: tuple[str, ...]) -> None:
@@ -211,30 +225,34 @@ def prepare(modules: tuple[str, ...]) -> None:
 
 
 def _template(modules: tuple[str, ...]) -> _Template:
-    seen = _seen()
+    """The one that this thread may ask for an actor."""
+    seen, of_thread = _seen()
+    asked = modules, of_thread
     with _Templates.lock:
-        found = _Templates.by_modules.get(modules)
-        if found is not None and found.is_of_use(seen):
-            return found
-        if found is not None:
-            found.leave()
-            _Templates.left.append(_Templates.by_modules.pop(modules))
+        for kind, template in list(_Templates.by_kind.items()):
+            if kind[0] == modules and not template.is_of_use(seen):
+                _Templates.dismiss(kind)
+        found = _Templates.by_kind.pop(asked, None) or _Template(modules, seen)
+        _Templates.by_kind[asked] = found
+        if len(_Templates.by_kind) > _NUM_KEPT:
+            _Templates.dismiss(next(iter(_Templates.by_kind)))
         for template in [each for each in _Templates.left if each.has_ended()]:
             _Templates.left.remove(template)
             template.end()
-        made = _Templates.by_modules[modules] = _Template(modules, seen)
-        return made
+        return found
 
 
-def _seen() -> object:
-    """What an interpreter sees that this thread starts now."""
+def _seen() -> tuple[object, tuple[str, ...]]:
+    """What an interpreter sees that this thread starts now: of the program, and of this thread."""
     with open("/proc/thread-self/status") as status, open("/proc/thread-self/limits") as limits:
-        inherited = [line for line in status if line.startswith(_INHERITED)]
+        lines = status.readlines()
         limited = limits.read()
+    inherited = [line for line in lines if line.startswith(_INHERITED)]
     here = os.stat(".")
     environment = {name: value for name, value in os.environ.items() if name not in _CHANGING}
     group = os.getpgrp(), os.getsid(0), os.getpriority(os.PRIO_PROCESS, 0)
-    return sys.executable, [*map(str, sys.path)], environment, (here.st_dev, here.st_ino), group, inherited, limited
+    seen = sys.executable, [*map(str, sys.path)], environment, (here.st_dev, here.st_ino), group, inherited, limited
+    return seen, tuple(line for line in lines if line.startswith(_OF_THREADS))
 
 
 def end_templates() -> None:
@@ -248,7 +266,7 @@ def _disown() -> None:
     """In a forked child: forgets the templates, which are its parent's."""
     for template in _Templates.all():
         template.disown()
-    _Templates.by_modules, _Templates.left, _Templates.lock = {}, [], threading.RLock()
+    _Templates.by_kind, _Templates.left, _Templates.lock = {}, [], threading.RLock()
 
 
 os.register_at_fork(after_in_child=_disown)
