@@ -64,12 +64,12 @@ def test_a_changed_environment_has_another_template(monkeypatch: pytest.MonkeyPa
             os.umask(mask)
 
 
-def _in_a_thread(mask: Callable[[], object]) -> int:
-    """The template of an actor that a thread starts once it has such a mask."""
+def _in_a_thread(prepare: Callable[[], object]) -> int:
+    """The template of an actor that a thread starts after this."""
     parents: list[int] = []
 
     def start() -> None:
-        mask()
+        prepare()
         parents.append(ask("parent"))
 
     thread = threading.Thread(target=start)
@@ -86,18 +86,20 @@ def _use_one_core() -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
-def test_threads_with_masks_of_their_own_keep_their_templates() -> None:
-    """Modules see these masks at their import."""
-    masks = [int, partial(_block, signal.SIGUSR2)]
+def test_threads_that_differ_in_what_is_their_own_keep_their_templates() -> None:
+    """Modules can see it at their import."""
+    changes: list[Callable[[], object]] = [int, partial(_block, signal.SIGUSR2)]
     if len(os.sched_getaffinity(0)) > 1:
-        masks.append(_use_one_core)
+        changes.append(_use_one_core)
+    if os.nice(0) < 19:
+        changes.append(partial(os.nice, 1))
     with preloading(MODULE):
-        templates = [_in_a_thread(mask) for mask in masks]
-        assert len({*templates}) == len(masks)
-        assert [_in_a_thread(mask) for mask in masks] == templates
+        templates = [_in_a_thread(change) for change in changes]
+        assert len({*templates}) == len(changes)
+        assert [_in_a_thread(change) for change in changes] == templates
 
 
-def test_templates_with_many_masks_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_templates_those_that_nobody_asks_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forked, "_NUM_KEPT", 2)
     blocking = [partial(_block, number) for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)]
     with preloading(MODULE):

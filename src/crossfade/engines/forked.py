@@ -3,7 +3,7 @@
 There is one for each set of modules, for all sessions of the program, until that ends. At each start of an actor, what a new
 interpreter would see (the environment, the search path, limits and so on) is compared with what the template saw. If that has
 changed, another template takes its place; it ends with its last actor. What threads have of their own (the cores that they may
-use, the signals that they block) replaces nobody's: those that differ there have templates of their own.
+use, the signals that they block, their priority) replaces nobody's: those that differ there have templates of their own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Hashable
 from contextlib import ExitStack, suppress
 from typing import Any, ClassVar, TypeAlias
 
@@ -45,9 +46,8 @@ _NUM_KEPT = 8
 
 _LAST_STEPS_S = 1.0  # how long a template that has closed a socket may take to end, so that its status tells why
 
-_ANSWER_S = (
-    5.0  # how long a template that has imported its modules may take to answer: one that takes longer was stopped
-)
+_ANSWER_S = 5.0
+"""How long a template may take to tell how an actor has ended: one that takes longer was stopped."""
 
 _MAX_BYTES = 1 << 16  # of a message
 
@@ -106,7 +106,8 @@ class Forked:
 
     def describe(self, code: int | None) -> str:
         if code is None:
-            return "it ended (how is not known: the process that it was forked from, which would tell, had ended or was stopped)"
+            teller = "the process that it was forked from, which would tell, had ended or was stopped"
+            return f"it ended (how is not known: {teller})"
         return describe_exit(code)
 
     def discard(self) -> None:
@@ -200,8 +201,8 @@ class _Template:
         self._lifeline.close()
 
 
-_Kind: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
-"""The modules of a template, and what is of the threads' own."""
+_Kind: TypeAlias = tuple[tuple[str, ...], Hashable]
+"""The modules of a template, and what threads have of their own."""
 
 
 class _Templates:
@@ -242,7 +243,7 @@ def _template(modules: tuple[str, ...]) -> _Template:
         return found
 
 
-def _seen() -> tuple[object, tuple[str, ...]]:
+def _seen() -> tuple[object, Hashable]:
     """What an interpreter sees that this thread starts now: of the program, and of this thread."""
     with open("/proc/thread-self/status") as status, open("/proc/thread-self/limits") as limits:
         lines = status.readlines()
@@ -250,9 +251,9 @@ def _seen() -> tuple[object, tuple[str, ...]]:
     inherited = [line for line in lines if line.startswith(_INHERITED)]
     here = os.stat(".")
     environment = {name: value for name, value in os.environ.items() if name not in _CHANGING}
-    group = os.getpgrp(), os.getsid(0), os.getpriority(os.PRIO_PROCESS, 0)
+    group = os.getpgrp(), os.getsid(0)
     seen = sys.executable, [*map(str, sys.path)], environment, (here.st_dev, here.st_ino), group, inherited, limited
-    return seen, tuple(line for line in lines if line.startswith(_OF_THREADS))
+    return seen, (os.getpriority(os.PRIO_PROCESS, 0), *(line for line in lines if line.startswith(_OF_THREADS)))
 
 
 def end_templates() -> None:
