@@ -144,24 +144,48 @@ def test_nothing_keeps_a_group_that_was_closed(world: Path) -> None:
     assert place not in keys._OF
 
 
-def _interleave() -> None:
-    module = crossfade.interleave(torch.nn.Linear(2, 2))
+class Summing(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(x)
+        return x
+
+
+def _interleaved(**options: Any) -> Any:
+    module = crossfade.interleave(Summing(), **options)
     module(ones(4, 2))
-    _KEPT.append(module)
-
-
-_KEPT: list[object] = []
+    return module
 
 
 @pytest.mark.parametrize(
-    "use", [lambda: peers.all_reduce(ones(2)), lambda: ops.matmul_all_reduce(ones(2, 2), ones(2, 2)), _interleave]
+    "use",
+    [
+        lambda: peers.all_reduce(ones(2)),
+        lambda: ops.matmul_all_reduce(ones(2, 2), ones(2, 2)),
+        _interleaved,
+        lambda: _interleaved(way="copy engines"),
+        lambda: _interleaved(group=dist.group.WORLD),
+    ],
 )
 def test_a_process_group_ends_when_it_is_destroyed(world: Path, use: Callable[[], object]) -> None:
     """Threads of one that outlives that end the process with SIGABRT where they free a tensor while the interpreter ends."""
-    use()
+    used = use()
     process_group = ref(dist.group.WORLD)
     dist.destroy_process_group()
     assert process_group() is None
+    del used
+
+
+def test_a_destroyed_group_to_which_somebody_has_a_reference(world: Path) -> None:
+    kept = dist.group.WORLD
+    module, group = _interleaved(), peers.group_of(None, "cpu")
+    assert group.process_group is kept
+    dist.destroy_process_group()
+    assert group.process_group is None
+    join_world(0, 1, str(world / "second"))
+    with pytest.raises(crossfade.BatchesError, match="destroyed\nhint: interleave the module again"):
+        module(ones(6, 2))
+    with pytest.raises(DeviceError, match="or it is destroyed"):
+        ops.matmul_all_reduce(ones(2, 2), ones(2, 2), group, candidate="plain")
 
 
 # Between two

@@ -65,7 +65,7 @@ def replayed(device: str) -> None:
         for seed in range(10):
             x = torch.randn(1024, 512, generator=torch.Generator().manual_seed(seed)).to(device)
             assert torch.allclose(handle(x), model(x), atol=1e-4), seed
-    for peers in carriers._LANES.values():
+    for peers in carriers._OPENED:
         handles += [each for name, each in peers.belongings.items() if "batches.carriers" in name]
     assert all(any(graph is not None for graph in each._graphs.values()) for each in handles)
     assert len(handles) >= 2

@@ -43,15 +43,15 @@ class Agreement:
         self._limit = timedelta(seconds=timeout_s)
         self._store = inside.PrefixStore(f"crossfade.batches {next(_COUNT)}", inside._world.pg_map[group][1])
         self._numbers: dict[Ranks, int] = {}
-        self._follower = Follower(
-            self._store, tuple(dist.get_process_group_ranks(self.group)), dist.get_rank(), timeout_s
-        )
+        self._ranks: Ranks = tuple(dist.get_process_group_ranks(group))
+        self._follower = Follower(self._store, self._ranks, dist.get_rank(), timeout_s)
 
     @property
     def group(self) -> ProcessGroup:
         """A `BatchesError` if it is destroyed."""
+        inside: Any = dist.distributed_c10d
         group = self._group()
-        if group is None:
+        if group is None or group not in inside._world.pg_map:
             raise BatchesError(
                 "the process group of the earlier calls is destroyed", hint="interleave the module again"
             )
@@ -96,7 +96,7 @@ class Agreement:
             yield
         except BaseException as error:
             if not isinstance(error, BatchesError):
-                for ranks in {tuple(dist.get_process_group_ranks(self.group)), *self._numbers}:
+                for ranks in {self._ranks, *self._numbers}:
                     number = self._numbers.get(ranks, -1) + 1
                     self._store.set(f"{ranks} {number} {dist.get_rank()}", f"{type(error).__name__}: {error}")
             cause = self._follower.fail(error, self._by_ranks(order))
@@ -108,7 +108,8 @@ class Agreement:
     def _by_ranks(self, order: Mapping[ProcessGroup | None, Sequence[Issued]]) -> dict[Ranks, list[Issued]]:
         found: dict[Ranks, list[Issued]] = {}
         for group, issued in order.items():
-            found.setdefault(tuple(dist.get_process_group_ranks(group or self.group)), []).extend(issued)
+            ranks = self._ranks if group is None else tuple(dist.get_process_group_ranks(group))
+            found.setdefault(ranks, []).extend(issued)
         return found
 
 

@@ -163,12 +163,13 @@ class CopyEngines:
 
     def open(self, group: ProcessGroup, device: torch.device) -> PeerGroup:
         """The shared buffers of a group, with a lane a part; all handles of a process share them. Collective when they are made."""
-        place = group, self._num_parts
-        if place not in _LANES:
-            _LANES[place] = open_group(group, device=device, num_lanes=self._num_parts, is_replayable=True)
-            atexit.unregister(_close_lanes)
-            atexit.register(_close_lanes, os.getpid())
-        return _LANES[place]
+        for opened in _OPENED:
+            if opened.process_group is group and opened.num_lanes == self._num_parts:
+                return opened
+        _OPENED.append(open_group(group, device=device, num_lanes=self._num_parts, is_replayable=True))
+        atexit.unregister(_close_opened)
+        atexit.register(_close_opened, os.getpid())
+        return _OPENED[-1]
 
     def start(
         self,
@@ -204,15 +205,15 @@ class CopyEngines:
         return _track(part).enqueue(peers, act, source, out)
 
 
-_LANES: dict[tuple[ProcessGroup, int], PeerGroup] = {}
+_OPENED: list[PeerGroup] = []
 
 
-def _close_lanes(pid: int) -> None:
+def _close_opened(pid: int) -> None:
     """At the end of the process, and not in forks of it: the others may still read this rank's memory."""
     if os.getpid() == pid:
-        while _LANES:
+        while _OPENED:
             with suppress(Exception):
-                _LANES.popitem()[1].close()
+                _OPENED.pop().close()
 
 
 @cache

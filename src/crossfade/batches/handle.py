@@ -56,7 +56,7 @@ class Runner:
         """The ways of a kind of call that is new. Collective."""
         captures = self.captures and device == "cuda" and not torch.is_grad_enabled()
         if self.agreement is None and dist.is_initialized():
-            self.agreement = Agreement(self._group, self._timeout_s)
+            self.agreement, self._group = Agreement(self._group, self._timeout_s), None
         if self.agreement is None:
             ways, reason = [Moves.ONE], "there is no process group: nothing communicates"
         else:

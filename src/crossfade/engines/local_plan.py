@@ -233,16 +233,17 @@ class LocalPlan:
 
     def explained(self, error: ChannelError) -> Exception:
         if self._death() is None and not self._losses:
-            self._lose_cut_off()
-        return self._why_lost().again() if self._losses else error
+            self._lose_cut_off(error)
+        return self._why_lost().again() if self._lost is not None or self._losses else error
 
-    def _lose_cut_off(self) -> None:
+    def _lose_cut_off(self, error: ChannelError) -> None:
         """An actor whose connection with the driver is lost cannot go on, also while its host's agent counts as there: a link that
         was cut may end the agent's connection later than this one, and nobody says why until then.
         """
-        wires = self._wiring.wires if self._wiring is not None else None
-        for wire in wires.all if wires is not None else ():
-            if wire.fault:
+        wiring = self._wiring
+        wires = None if wiring is None else wiring.wires
+        for wire in () if wires is None else wires.all:
+            if wire.fault and wire.fault in str(error) and not self._is_closed:
                 self._losses.append((time.monotonic_ns(), _cannot_go_on(wire.peer, wire.fault)))
 
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:

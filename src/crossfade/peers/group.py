@@ -175,7 +175,14 @@ class PeerGroup:
         It is not kept from ending: the threads of gloo's need the interpreter to free tensors, and end the whole process (SIGABRT)
         where they do so while the interpreter ends.
         """
-        return None if self._process_group is None else self._process_group()
+        process_group = None if self._process_group is None else self._process_group()
+        if process_group is None:
+            return None
+        try:  # who has kept it finds it all the same
+            torch_or_raise().distributed.get_rank(process_group)
+        except (ValueError, RuntimeError):
+            return None
+        return process_group
 
     @property
     def reports(self) -> list[DeathReport]:

@@ -145,24 +145,13 @@ def _open(process_group: ProcessGroup, device: torch.device) -> PeerGroup:
 def _close_destroyed(new: PeerGroup) -> None:
     """Closes those of the same processes whose process group is destroyed, if all of these see the same ones. Collective."""
     process_group: Any = new.process_group
-    gone = [each for each in _OPENED if set(each.pids) == set(new.pids) and _is_destroyed(each)]
+    gone = [each for each in _OPENED if set(each.pids) == set(new.pids) and each.process_group is None]
     rows = gather(process_group, new.device, [len(gone), sum(each.number for each in gone)])
     if all(row == rows[0] for row in rows):
         for each in gone:
             _OPENED.remove(each)
             with suppress(ChannelError):
                 each.close()
-
-
-def _is_destroyed(group: PeerGroup) -> bool:
-    process_group = group.process_group
-    if process_group is None:
-        return True
-    try:  # who has kept a reference keeps it from being None
-        torch_or_raise().distributed.get_rank(process_group)
-    except (ValueError, RuntimeError):
-        return True
-    return False
 
 
 def _close_at_exit(pid: int) -> None:

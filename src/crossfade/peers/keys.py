@@ -67,10 +67,9 @@ def register(group: _Ranks) -> str:
 
 def forget(key: str) -> None:
     """The group is closed. Idempotent."""
-    group = _OPEN.pop(key, None)
-    if group is None or group.process_group is None:
-        return
-    del _OF[id(group.process_group)][key]
+    _OPEN.pop(key, None)
+    for known in list(_OF.values()):
+        known.pop(key, None)
 
 
 def find(key: str) -> Any:

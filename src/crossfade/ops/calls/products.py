@@ -83,11 +83,13 @@ def multiply(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None) -> None:
 
 def require_group(group: PeerGroup) -> Any:
     """torch's group of the same ranks."""
-    if group.process_group is None:
+    process_group = group.process_group
+    if process_group is None:
         raise DeviceError(
-            "these ranks have no group of torch.distributed, which this candidate needs", hint="take 'rounds'"
+            "these ranks have no group of torch.distributed, or it is destroyed, and this candidate needs it",
+            hint="take 'rounds'",
         )
-    return group.process_group
+    return process_group
 
 
 def _named(*names: str) -> Any:

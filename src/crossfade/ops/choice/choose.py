@@ -185,12 +185,13 @@ def chooser_of(group: PeerGroup) -> Chooser:
 
 def _make(group: PeerGroup) -> Chooser:
     candidates = partial(candidates_for, group=group)
-    if group.process_group is None:
+    process_group = group.process_group
+    if process_group is None:
         return Chooser(_model(group, _with_sms(H200, group.device)), candidates, Alone())
     ranks: Ranks = Alone()
     if group.num_ranks > 1:
         name = f"group {group.number}"
-        ranks = GroupRanks(group.process_group, group.device, name=name, check=group.check)
+        ranks = GroupRanks(process_group, group.device, name=name, check=group.check)
     return make_chooser(group, candidates, ranks)
 
 
@@ -203,11 +204,13 @@ def make_chooser(
     is_measuring: bool = False,
 ) -> Chooser:
     """A chooser of its own. Collective where ``ranks`` is None, and where ``is_measuring`` first measures the device's products."""
-    if group.process_group is None:
+    process_group = group.process_group
+    if process_group is None:
         raise DeviceError(
-            "these ranks have no group of torch.distributed, by which they would agree", hint="make it with open_group"
+            "these ranks have no group of torch.distributed, or it is destroyed, and by it they would agree",
+            hint="make it with open_group",
         )
-    ranks = ranks or GroupRanks(group.process_group, group.device, check=group.check)
+    ranks = ranks or GroupRanks(process_group, group.device, check=group.check)
     cache = cache or _cache(group)
     return Chooser(_model(group, _figures(group, cache, is_measuring=is_measuring)), candidates, ranks, cache)
 
