@@ -82,11 +82,12 @@ class Machine:
         """Waits for a credit of each reader; fills a cell; marks it and tells each reader."""
         ring = self.rings[channel.id]
 
+        credits = [*(ring.credit[reader] for reader in channel.readers), *ring.slot_credit.values()]
+
         def step(memory: Memory) -> bool:
-            if not all(memory[ring.credit[reader]] for reader in channel.readers):
-                return False
-            if not all(memory[credit] for credit in ring.slot_credit.values()):
-                return False
+            for credit in credits:
+                if not memory[credit]:
+                    return False
             place = execution % ring.depth
             for reader, slots in ring.slots.items():
                 if memory[slots + execution % channel.slots] != EMPTY:
@@ -148,7 +149,14 @@ class Machine:
 
     def await_counts(self, cells: Sequence[int], number: int) -> Step:
         """Waits until each of these numbers is at least so large."""
-        return lambda memory: all(_number(memory[at]) >= number for at in cells)
+
+        def step(memory: Memory) -> bool:
+            for at in cells:
+                if memory[at] < number:  # type: ignore[operator]
+                    return False
+            return True
+
+        return step
 
     def read_or_pass(self, channel: ChannelSpec, execution: int, passing: Passing, errors: Sequence[Step]) -> Step:
         """Reads; or goes on without the value, where one of the other values is known to be an error."""
@@ -353,9 +361,16 @@ def _line(cell: Cell) -> tuple[tuple[str, int], ...]:
 
 
 def _add(memory: Memory, at: int, number: int) -> None:
-    memory[at] = _number(memory[at]) + number
+    memory[at] += number  # type: ignore[operator]  # a TypeError where it holds a line
 
 
 def in_one(*steps: Step) -> Step:
     """Steps that nobody else comes between; only the first two may have to wait, the second not changing that of the first."""
-    return lambda memory: all(step(memory) for step in steps)
+
+    def step(memory: Memory) -> bool:
+        for each in steps:
+            if not each(memory):
+                return False
+        return True
+
+    return step
