@@ -22,7 +22,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from pathlib import Path
 
 _MAX_BYTES = 1 << 17
 _starting = threading.Lock()
@@ -69,7 +69,7 @@ def _warm(modules: tuple[str, ...]) -> _Warm:
 
 
 def warm_python(
-    modules: tuple[str, ...], *arguments: str, cwd: Any, env: dict[str, str], timeout_s: float = 60.0
+    modules: tuple[str, ...], *arguments: str, cwd: Path, env: dict[str, str], timeout_s: float = 60.0
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python with these arguments to its end, where these modules are imported already."""
     with _starting:
