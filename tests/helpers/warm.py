@@ -90,7 +90,8 @@ def _serve(requests: socket.socket) -> list[str]:
             requests.close()
             if not (pid := os.fork()):
                 os.close(fds[0])
-                return _become(*json.loads(data), fds[1:])
+                arguments, cwd, env = json.loads(data)
+                return _become(arguments, cwd, env, fds[1:])
             _keep(pid, fds[0])
         for fd in fds:
             os.close(fd)

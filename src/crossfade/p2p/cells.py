@@ -103,11 +103,10 @@ class Cells:
             return cell
         if spare := self._spare.setdefault(length, []):
             return spare.pop()
-        cell = next(self._uncut.get(length, _NONE), None)
-        if cell is None:
-            self._uncut[length] = self._cut(length)
-            cell = next(self._uncut[length])
-        return cell
+        if (uncut := next(self._uncut.get(length, _NONE), None)) is not None:
+            return uncut
+        self._uncut[length] = self._cut(length)
+        return next(self._uncut[length])
 
     def _cut(self, length: int) -> Iterator[Cell]:
         """More cells of a length, each made when it is first needed: a slab has room for a thousand."""
