@@ -10,11 +10,10 @@ from typing import Any
 import cloudpickle
 import pytest
 
-import crossfade
 from crossfade.api.session import require
 from crossfade.engines import forked
 from tests.helpers.late_driver import LateDriver
-from tests.helpers.sessions import TORCH, opened
+from tests.helpers.sessions import TORCH, on_each_engine, opened
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -31,11 +30,7 @@ local = opened()
 inline = opened(engine="inline")
 
 
-@pytest.fixture(params=["inline", "local"])
-def engine(request: pytest.FixtureRequest) -> Iterator[str]:
-    crossfade.init(engine=request.param)
-    yield request.param
-    crossfade.shutdown()
+engine = on_each_engine()
 
 
 @pytest.fixture

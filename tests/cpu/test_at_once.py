@@ -17,6 +17,7 @@ import crossfade
 from crossfade.dag import InputNode, MultiOutputNode
 from tests.helpers.counts import num
 from tests.helpers.paths import PathDraw, PathWorker, arrivals, bind_path, draws, is_late
+from tests.helpers.sessions import TORCH
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -70,6 +71,7 @@ class Pipe:
 @pytest.fixture
 def gate(tmp_path: Path) -> Iterator[Pipe]:
     pipe = Pipe(tmp_path / "gate")
+    crossfade.init(preload=TORCH)
     yield pipe
     crossfade.shutdown()
     pipe.close()

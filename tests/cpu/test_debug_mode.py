@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import crossfade
+from tests.helpers.sessions import TORCH
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -115,7 +116,7 @@ def _error_of(ref: Any) -> BaseException | None:
 
 @pytest.fixture(params=["local", "inline"], scope="module")
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
-    crossfade.init(engine=request.param)
+    crossfade.init(engine=request.param, preload=TORCH)
     yield request.param
     crossfade.shutdown()
 

@@ -21,6 +21,7 @@ from crossfade.api import session as sessions  # noqa: E402
 from crossfade.collective import allreduce  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
 from tests.helpers.calm import calm_s  # noqa: E402
+from tests.helpers.sessions import TORCH  # noqa: E402
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -75,7 +76,7 @@ def start(name: str) -> Any:
 @pytest.fixture(scope="module")
 def healthy() -> Iterator[list[Any]]:
     """Two whose devices work, in a session of all tests here."""
-    crossfade.init(num_gpus=3)
+    crossfade.init(num_gpus=3, preload=TORCH)
     yield [start(name) for name in ("other", "third")]
     crossfade.shutdown()
 

@@ -15,6 +15,7 @@ import crossfade
 from tests.helpers.programs import environment, python
 from tests.helpers.sessions import TORCH
 from tests.helpers.two_at_a_time import Ran, two_at_a_time
+from tests.helpers.warm import warm_python
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -71,8 +72,11 @@ def test_pages_have_programs() -> None:
 def run(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
     script = folder / f"{Path(name).stem}.py"
     script.write_text(PROGRAMS[name][0], encoding="utf-8")
-    variables = environment(PYTHONPATH=str(ROOT / "src"), CROSSFADE_PRELOAD=",".join(TORCH))
-    return python(str(script), cwd=folder, env=variables, encoding="utf-8", timeout_s=LIMIT_S)
+    variables = environment(PYTHONPATH=str(ROOT / "src"))
+    if not (TORCH and "torch" in PROGRAMS[name][0]):
+        return python(str(script), cwd=folder, env=variables, encoding="utf-8", timeout_s=LIMIT_S)
+    variables["CROSSFADE_PRELOAD"] = ",".join(TORCH)
+    return warm_python(TORCH, str(script), cwd=folder, env=variables, timeout_s=LIMIT_S)
 
 
 @pytest.fixture(scope="module")

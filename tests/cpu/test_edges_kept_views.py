@@ -14,6 +14,7 @@ import pytest
 
 import crossfade
 from tests.helpers.programs import python
+from tests.helpers.sessions import TORCH
 from tests.helpers.threads import together
 
 pytestmark = pytest.mark.timeout(60)
@@ -52,7 +53,7 @@ class Keeper:
 @pytest.fixture(scope="module")
 def keepers() -> Iterator[tuple[Any, Any]]:
     """Two actors of one session, which the last test that uses them ends."""
-    crossfade.init()
+    crossfade.init(preload=TORCH)
     actor = crossfade.remote(Keeper)
     yield actor.remote(), actor.remote()
     crossfade.shutdown()

@@ -14,6 +14,7 @@ import crossfade
 from crossfade.channels.ring_layout import RECORD_BYTES
 from crossfade.host.memory import PAGE_BYTES, available_bytes
 from tests.helpers.counts import num
+from tests.helpers.sessions import TORCH
 
 TRANSPORTS = ["shm", "gloo"]
 MIB = 1 << 20
@@ -69,7 +70,7 @@ def _description(size_bytes: int) -> tuple[int, ...]:
 
 @pytest.fixture(scope="module")
 def actors() -> Iterator[tuple[Any, Any]]:
-    crossfade.init()
+    crossfade.init(preload=TORCH)
     actor = crossfade.remote(Carrier)
     yield actor.remote(), actor.remote()
     crossfade.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import subprocess
@@ -14,19 +15,25 @@ import pytest
 from tests.helpers.programs import environment, python
 from tests.helpers.sessions import TORCH
 from tests.helpers.two_at_a_time import Ran, two_at_a_time
+from tests.helpers.warm import warm_python
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 LIMIT_S = 90
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+FORKING_TORCHRUN = ("-m", "tests.helpers.torchrun")
+WARM = ("torch", "torch.distributed.pipelining")
+"""What the processes that examples are forked off have imported; the second brings what is compiled with."""
 SMALL = ["--window=16", "--batch=2", "--batches=5", "--width=16", "--heads=2", "--blocks=3", "--inflight=3"]
 
 pytestmark = pytest.mark.timeout(LIMIT_S + 20)
 
 
 TEXT = "text.bin"
-PRELOADING = ("heterogeneous_graph.py", "pipeline_training.py", "tensor_parallel_inference.py")
-"""Examples with several actors that use torch; those of the others are new interpreters."""
+PRELOADING = ("gloo", "heterogeneous", "training", "tensor parallel")
+"""Runs with several actors that use torch; those of the others are new interpreters."""
+NEW = ("first program", "torchrun")
+"""Runs of new interpreters, one of them torchrun's own."""
 PIPELINES = {"shm": (TEXT,), "inline": ("--engine=inline",), "gloo": ("--transport=gloo", TEXT)}
 PIPELINE = "pipeline_inference.py"
 REFUSED = {
@@ -55,21 +62,25 @@ def write_text(folder: Path) -> None:
     (folder / TEXT).write_bytes(bytes(index * index % 251 for index in range(1000)))
 
 
-def run(example: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(name: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     write_text(cwd)
-    launcher = TORCHRUN if example.startswith("torchrun") else ()
-    variables = environment(PYTHONPATH=str(ROOT / "src"), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
-    if example in PRELOADING:
+    example, *arguments = RUNS[name]
+    is_new = name in NEW or not TORCH
+    launcher = (TORCHRUN if is_new else FORKING_TORCHRUN) if example.startswith("torchrun") else ()
+    variables = environment(
+        PYTHONPATH=os.pathsep.join(map(str, (ROOT / "src", ROOT))), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo"
+    )
+    if name in PRELOADING:
         variables["CROSSFADE_PRELOAD"] = ",".join(TORCH)
     command = (*launcher, str(EXAMPLES / example), *arguments)
-    return python(*command, cwd=cwd, env=variables, encoding="utf-8", timeout_s=LIMIT_S)
+    if is_new:
+        return python(*command, cwd=cwd, env=variables, encoding="utf-8", timeout_s=LIMIT_S)
+    return warm_python(WARM, *command, cwd=cwd, env=variables, timeout_s=LIMIT_S)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
-    with two_at_a_time(
-        {name: partial(run, *arguments, cwd=tmp_path_factory.mktemp("run")) for name, arguments in RUNS.items()}
-    ) as ran:
+    with two_at_a_time({name: partial(run, name, tmp_path_factory.mktemp("run")) for name in RUNS}) as ran:
         yield ran
 
 

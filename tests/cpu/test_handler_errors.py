@@ -20,6 +20,10 @@ from crossfade.api.session import require
 from crossfade.channels.protocol import EMPTY
 from tests.helpers.builds import interpreted_only
 from tests.helpers.handlers import Late, Remote, handler, handler_once, pairs, sleeps, slow_graph, with_a_handler
+from tests.helpers.sessions import NUMPY, on_each_engine, opened
+
+engine = on_each_engine(preload=NUMPY)
+local = opened(preload=NUMPY)
 
 pytestmark = pytest.mark.timeout(60)
 

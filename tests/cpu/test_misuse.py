@@ -11,6 +11,9 @@ import pytest
 import crossfade
 from crossfade.collective import allreduce
 from crossfade.exceptions import RayError
+from tests.helpers.sessions import NUMPY, on_each_engine
+
+engine = on_each_engine(preload=NUMPY)
 
 pytestmark = pytest.mark.timeout(60)
 

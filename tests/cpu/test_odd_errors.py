@@ -13,6 +13,10 @@ import pytest
 import crossfade
 from crossfade.plan.parse import parse_plan
 from tests.helpers import handlers
+from tests.helpers.sessions import NUMPY, on_each_engine, opened
+
+engine = on_each_engine(preload=NUMPY)
+local = opened(preload=NUMPY)
 
 
 class Worker(handlers.Worker):

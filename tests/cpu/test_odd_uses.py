@@ -18,7 +18,10 @@ import crossfade
 from crossfade.api.arguments import Splitter
 from crossfade.plan.plan import InputSpec
 from tests.helpers import handlers
+from tests.helpers.sessions import NUMPY, on_each_engine
 from tests.helpers.threads import together
+
+engine = on_each_engine(preload=NUMPY)
 
 
 class Worker(handlers.Worker):

@@ -16,7 +16,7 @@ import crossfade
 from crossfade.api import session as sessions
 from tests.helpers import doers
 from tests.helpers.doers import graph_of
-from tests.helpers.sessions import opened
+from tests.helpers.sessions import NUMPY, opened
 
 
 class Doer(doers.Doer):
@@ -35,12 +35,12 @@ class BadConstructor:
 @pytest.fixture(params=["local", "inline"])
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     """A session on each engine in turn, with two CPUs."""
-    crossfade.init(engine=request.param, num_cpus=2, num_gpus=1, resources={"license": 1})
+    crossfade.init(engine=request.param, num_cpus=2, num_gpus=1, resources={"license": 1}, preload=NUMPY)
     yield request.param
     crossfade.shutdown()
 
 
-local = opened(num_cpus=2)
+local = opened(num_cpus=2, preload=NUMPY)
 
 
 def test_what_was_put_comes_back_as_a_read_only_value_of_its_own(engine: str) -> None:

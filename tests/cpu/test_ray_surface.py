@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.programs import python
+from tests.helpers.programs import environment, python
+from tests.helpers.sessions import TORCH
 from tests.helpers.two_at_a_time import Ran, two_at_a_time
+from tests.helpers.warm import warm_python
 
 HEAD = """
 import crossfade as ray
@@ -321,7 +323,10 @@ assert isinstance(ref, CompiledDAGRef) and ref.get() == 2
 def run(form: str, folder: Path) -> subprocess.CompletedProcess[str]:
     script = folder / f"{form}.py"
     script.write_text(f"{HEAD}\n{FORMS[form]}\nprint('done')\n")
-    return python(str(script), timeout_s=90)
+    if not (TORCH and "torch" in FORMS[form]):
+        return python(str(script), timeout_s=90)
+    variables = environment(CROSSFADE_PRELOAD=",".join(TORCH))
+    return warm_python(TORCH, str(script), cwd=folder, env=variables, timeout_s=90)
 
 
 @pytest.fixture(scope="module")

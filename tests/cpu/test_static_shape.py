@@ -19,6 +19,7 @@ from crossfade.api import session as sessions  # noqa: E402
 from crossfade.channels.values.shapes import _by_pickler, shapes_of  # noqa: E402
 from crossfade.collective import allgather  # noqa: E402
 from crossfade.errors import StaticShapeError, TaskError  # noqa: E402
+from tests.helpers.sessions import TORCH  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -81,7 +82,7 @@ Remote = crossfade.remote(Worker)
 
 @pytest.fixture(scope="module", params=["local", "inline"])
 def engine(request: Any) -> Iterator[str]:
-    crossfade.init(engine=request.param, num_gpus=8)
+    crossfade.init(engine=request.param, num_gpus=8, preload=TORCH)
     yield request.param
     crossfade.shutdown()
 

@@ -11,11 +11,12 @@ torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
 from tests.helpers.causal import Worker, check_causal  # noqa: E402
+from tests.helpers.sessions import TORCH  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def actors() -> Iterator[list[Any]]:
-    crossfade.init(num_gpus=4)
+    crossfade.init(num_gpus=4, preload=TORCH)
     yield [crossfade.remote(num_gpus=1)(Worker).remote() for _ in range(4)]
     crossfade.shutdown()
 

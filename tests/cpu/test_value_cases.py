@@ -12,6 +12,7 @@ torch: Any = pytest.importorskip("torch")
 import crossfade  # noqa: E402
 from tests.helpers import input_workers as cases  # noqa: E402
 from tests.helpers.input_workers import InputWorker  # noqa: E402
+from tests.helpers.sessions import TORCH  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(
@@ -24,7 +25,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def actors() -> Iterator[list[Any]]:
     """One without a GPU, one that has one, and two that share another one."""
-    crossfade.init(num_gpus=2)
+    crossfade.init(num_gpus=2, preload=TORCH)
     yield [crossfade.remote(InputWorker).options(num_gpus=share).remote() for share in (0, 1, 0.5, 0.5)]
     crossfade.shutdown()
 

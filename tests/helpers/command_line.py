@@ -7,6 +7,7 @@ from pathlib import Path
 
 import crossfade
 from tests.helpers import programs
+from tests.helpers.warm import warm_python
 
 SOURCE = Path(crossfade.__file__).parents[1]
 LIMIT_S = 60
@@ -18,7 +19,11 @@ def environment(**more: str) -> dict[str, str]:
     return programs.environment(**{**fixed, **more})
 
 
-def crossfade_command(*arguments: str, folder: Path, before: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs the command; with ``before``, after some Python."""
+def crossfade_command(
+    *arguments: str, folder: Path, before: str = "", imported: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Runs the command; with ``before``, after some Python; with ``imported``, where these modules are imported already."""
+    if imported:
+        return warm_python(imported, "-m", "crossfade", *arguments, cwd=folder, env=environment(), timeout_s=LIMIT_S)
     how = ["-c", f"{before}\n{MAIN}"] if before else ["-m", "crossfade"]
     return programs.python(*how, *arguments, cwd=folder, env=environment(), timeout_s=LIMIT_S)

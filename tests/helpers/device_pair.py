@@ -167,7 +167,11 @@ def context() -> ForkServerContext | SpawnContext:
     if num_gpus():
         return multiprocessing.get_context("spawn")  # CUDA is not to be forked
     made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload(["numpy", "torch", *(f"{__package__}.{name}" for name in PRELOADED)])
+    torchs = (
+        "torch",
+        "torch.distributed.pipelining",
+    )  # the second brings what torch compiles with, which several cases need
+    made.set_forkserver_preload(["numpy", *torchs, *(f"{__package__}.{name}" for name in PRELOADED)])
     return made
 
 

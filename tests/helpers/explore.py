@@ -272,33 +272,36 @@ def explore(
     """Executes the plan in every order. Methods of ``failing`` nodes fail in every second execution; with ``drops``, values that
     were not waited for are taken later, as they have to be. More than ``most_states`` states are an OverflowError.
     """
-    seen: set[tuple[tuple[int, ...], tuple[Cell, ...]]] = set()
+    seen: set[tuple[Cell, ...]] = set()
     try:
         machine = Machine(plan, frozenset(failing))
         parties = [Party(machine, actor) for actor in plan.programs]
         programs = [strand for party in parties for strand in party.strands()]
         programs += [strand for party in parties for strand in party.drops.values() if drops]
+        first = len(machine.memory)
+        left = list(enumerate(([*steps, None] for steps in programs), first))  # None: at its end
+        state = (*machine.memory, *(0 for _ in programs))  # the memory, and how many steps each has done
         ends = tuple(map(len, programs))
-        state = ((0,) * len(programs), tuple(machine.memory))
         stack = [state]
         seen.add(state)
         while stack:
-            places, memory = stack.pop()
+            before = stack.pop()
             is_stuck = True
-            for party, place in enumerate(places):
-                if place == ends[party]:
-                    continue
-                after = list(memory)
-                if programs[party][place](after):
+            after = list(before)
+            for place, steps in left:
+                step = steps[before[place]]  # type: ignore[index]
+                if step is not None and step(after):
                     is_stuck = False
-                    state = ((*places[:party], place + 1, *places[party + 1 :]), tuple(after))
+                    after[place] += 1  # type: ignore[operator]
+                    state = tuple(after)
                     if state not in seen:
                         seen.add(state)
                         stack.append(state)
-            if is_stuck and places != ends:
-                raise Stop("deadlock", f"the parties {list(plan.programs)} are stuck at {places} of {ends}")
+                    after = list(before)
+            if is_stuck and before[first:] != ends:
+                raise Stop("deadlock", f"the parties {list(plan.programs)} are stuck at {before[first:]} of {ends}")
             if is_stuck:
-                machine.check_end(memory)
+                machine.check_end(before)
             if len(seen) > most_states:
                 raise OverflowError(f"more than {most_states} states")
     except Stop as stop:

@@ -31,8 +31,9 @@ from crossfade.peers.group import PeerGroup, open_group
 from tests.helpers.calm import calm_s
 from tests.helpers.footprint import footprint, held_more
 from tests.helpers.peer_cases import random_calls
-from tests.helpers.programs import output_of
+from tests.helpers.programs import environment
 from tests.helpers.ranks import join_world
+from tests.helpers.warm import warm_python
 
 NOTICE_S = 2.0
 ROOT = Path(__file__).parents[2]
@@ -52,8 +53,11 @@ def judge(row: dict[str, Any]) -> None:
 
 def kill_many(first_seed: int, num_kills: int, timeout_s: float, what: str = "collectives") -> Counter[str]:
     """So many kills; how many there were at each kind of moment."""
-    said = output_of("-m", "tests.helpers.peer_kills", what, str(first_seed), str(num_kills), timeout_s=timeout_s)
-    rows = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    arguments = what, str(first_seed), str(num_kills)
+    program = "-m", "tests.helpers.peer_kills", *arguments
+    ran = warm_python(("torch",), *program, cwd=ROOT, env=environment(), timeout_s=timeout_s)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    rows = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
     for row in rows:
         judge(row)
     assert len(rows) == num_kills

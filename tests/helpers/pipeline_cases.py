@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 import crossfade.p2p.backend
-from crossfade.pipelines import SCHEDULES, split
+from crossfade.pipelines import SCHEDULES, Split, split
 from crossfade.pipelines.orders import Kind, Pass, order_of
 from tests.helpers.pipeline_models import EncoderDecoder, Frozen, ResNet, Transformer
 from tests.helpers.ranks import Case
@@ -117,14 +118,21 @@ def _passes_of(stages: Sequence[Any]) -> list[Pass]:
     return done
 
 
+@cache
+def _split(problem: Problem, num_stages: int) -> Split:
+    """Nothing of it has been trained. (What takes long is torch's tracing.)"""
+    module, inputs, target = seeded(problem)
+    example = tuple(each[:SIZE] for each in inputs)
+    return split(module, example, num_stages, num_passes=1, loss_fn=problem.loss, target=target[:SIZE])
+
+
 def train(problem: Problem, name: str, group: Any) -> None:
     """One step by a schedule: losses and gradients are those of the model in one piece, and torch's order is the predicted one."""
     rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
     is_single = name in ("GPipe", "1F1B")
     num_stages = num_ranks if is_single else 2 * num_ranks
-    module, inputs, target = seeded(problem)
-    example = tuple(each[:SIZE] for each in inputs)
-    cut = split(module, example, num_stages, num_passes=1, loss_fn=problem.loss, target=target[:SIZE])
+    _, inputs, target = seeded(problem)
+    cut = copy.deepcopy(_split(problem, num_stages))
     order = order_of(name, num_stages, NUM_MICROBATCHES, num_ranks)
     mine = sorted({each.stage for each in order[rank]})
     stages = [cut.build_stage(index, group=group) for index in mine]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Final, NamedTuple, Protocol
 
 from crossfade.device.memory import Block, Pool
@@ -14,6 +15,7 @@ _SLAB_BYTES: Final = 4 << 20
 _LARGEST_CELL_BYTES: Final = 1 << 20
 _SMALLEST_CELL_BYTES: Final = 4 << 10
 _USER: Final = "crossfade.p2p"
+_NONE: Final = iter(())
 
 
 class Place(NamedTuple):
@@ -55,6 +57,7 @@ class Cells:
         self._exports = exports
         self._most_bytes = most_bytes
         self._spare: dict[int, list[Cell]] = {}  # short ones, by length
+        self._uncut: dict[int, Iterator[Cell]] = {}  # by length: those of the last slab that nobody has needed yet
         self._slabs: list[Block] = []
         self._long: dict[int, Cell] = {}  # by address
         self._num_owned = 0
@@ -98,18 +101,20 @@ class Cells:
                 self, block.address, length, self._place(block.address, length), block
             )
             return cell
-        spare = self._spare.setdefault(length, [])
-        if not spare:
-            self._cut(length, spare)
-        return spare.pop()
+        if spare := self._spare.setdefault(length, []):
+            return spare.pop()
+        if (uncut := next(self._uncut.get(length, _NONE), None)) is not None:
+            return uncut
+        self._uncut[length] = self._cut(length)
+        return next(self._uncut[length])
 
-    def _cut(self, length: int, spare: list[Cell]) -> None:
-        """Makes more cells of a length."""
+    def _cut(self, length: int) -> Iterator[Cell]:
+        """More cells of a length, each made when it is first needed: a slab has room for a thousand."""
         slab = self._pool.take(_SLAB_BYTES, "short values", _USER, gives_back=False)
         self._slabs.append(slab)
         exported, begin = self._place(slab.address, _SLAB_BYTES)
         for offset in range(0, _SLAB_BYTES, length):
-            spare.append(Cell(self, slab.address + offset, length, Place(exported, begin + offset), None))
+            yield Cell(self, slab.address + offset, length, Place(exported, begin + offset), None)
 
     def _place(self, address: int, size_bytes: int) -> Place:
         place = self._exports.find(address, size_bytes)
@@ -136,6 +141,7 @@ class Cells:
         self._slabs.clear()
         self._long.clear()
         self._spare.clear()
+        self._uncut.clear()
 
 
 def _length_of(size_bytes: int) -> int:

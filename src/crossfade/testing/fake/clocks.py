@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 Clock: TypeAlias = dict[str, int]  # for each timeline (a stream or a host) how much of it is known to have happened
 
@@ -15,8 +15,7 @@ def join(into: Clock, other: Clock) -> None:
             into[line] = tick
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(NamedTuple):
     """One operation's touch of memory."""
 
     label: str
@@ -32,7 +31,7 @@ def is_before(access: Access, clock: Clock) -> bool:
     return clock.get(access.line, 0) >= access.tick
 
 
-@dataclass
+@dataclass(slots=True)
 class Allocation:
     """Memory of the machine, of a device or of the host."""
 
@@ -71,14 +70,15 @@ class Allocation:
 
     def conflict(self, access: Access, clock: Clock) -> Access | None:
         """An earlier access, of which one of the two writes, that nothing puts in order with this one."""
+        _, _, _, start, end, is_write = access
         for other in self.accesses:
-            overlaps = other.start < access.end and access.start < other.end
-            if overlaps and (other.is_write or access.is_write) and not is_before(other, clock):
+            overlaps = other.start < end and start < other.end
+            if overlaps and (is_write or other.is_write) and clock.get(other.line, 0) < other.tick:
                 return other
         return None
 
 
-@dataclass
+@dataclass(slots=True)
 class Word:
     """A signal's word, with what its last writer knew."""
 

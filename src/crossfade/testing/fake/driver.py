@@ -118,7 +118,8 @@ class FakeDriver(StandIn):
         return dict(line.clock)
 
     def _enqueue(self, stream: int, label: str, **rest: Any) -> None:
-        operation = Operation(f"{label} on {self._streams[stream]}", self._streams[stream], self._host(), **rest)
+        name = self._streams[stream]
+        operation = Operation(f"{label} on {name}", name, self._host(), **rest)
         if self._capture is not None and self._capture.take(stream, operation):
             return
         self._submit(stream, operation)

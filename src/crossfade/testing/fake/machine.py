@@ -7,9 +7,11 @@ luck.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from crossfade.testing.fake.clocks import Access, Allocation, Clock, Word, is_before, join
@@ -32,6 +34,8 @@ class Until(NamedTuple):
     condition: Callable[[], bool]
 
 
+_ADDRESS: Callable[[Allocation], int] = attrgetter("address")
+
 Program = Iterator[Until | None]  # a host: each ``yield`` lets devices and other hosts go ahead
 
 
@@ -42,7 +46,7 @@ class Range(NamedTuple):
     size_bytes: int
 
 
-@dataclass
+@dataclass(slots=True)
 class Operation:
     """Something that was enqueued."""
 
@@ -69,7 +73,7 @@ class Mark:
     label: str = ""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Line:
     """A stream or a host: a timeline."""
 
@@ -93,7 +97,7 @@ class Machine:
         self.lines: dict[str, _Line] = {}
         self.streams: set[str] = set()
         self.queues: dict[str, deque[Operation]] = {}
-        self.allocations: list[Allocation] = []
+        self.allocations: list[Allocation] = []  # by address
         self.words: dict[int, Word] = {}
         self.logs: dict[str, list[Hashable]] = {}
         self.at_end: list[Callable[[], None]] = []
@@ -120,17 +124,16 @@ class Machine:
 
     def find(self, where: Range, who: str) -> tuple[Allocation, int]:
         """The allocation of a range, and where in it the range begins."""
-        for allocation in self.allocations:
-            start = where.address - allocation.address
-            if 0 <= start < allocation.size_bytes:
-                if allocation.is_freed:
-                    raise Fault(
-                        "use after free", f"{who} touches {allocation.label}, which {allocation.owner} has freed"
-                    )
-                if start + where.size_bytes > allocation.size_bytes:
-                    raise Fault("race", f"{who} runs over the end of {allocation.label}")
-                return allocation, start
-        raise Fault("use after free", f"{who} touches address {where.address:#x}, where there is no memory")
+        number = bisect_right(self.allocations, where.address, key=_ADDRESS)
+        allocation = self.allocations[number - 1] if number else None
+        if allocation is None or where.address >= allocation.address + allocation.size_bytes:
+            raise Fault("use after free", f"{who} touches address {where.address:#x}, where there is no memory")
+        start = where.address - allocation.address
+        if allocation.is_freed:
+            raise Fault("use after free", f"{who} touches {allocation.label}, which {allocation.owner} has freed")
+        if start + where.size_bytes > allocation.size_bytes:
+            raise Fault("race", f"{who} runs over the end of {allocation.label}")
+        return allocation, start
 
     def touch(self, where: Range, label: str, line: str, clock: Clock, *, is_write: bool) -> None:
         """Notes an access, and reports it if nothing puts it in order with an earlier one."""
