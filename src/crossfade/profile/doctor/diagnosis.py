@@ -173,7 +173,9 @@ class _Scales:
             gain = replace(usual.gain, likely=min(usual.gain.likely, light.gain.likely))
             words = [usual.confidence]
             if usual.finding.cause is Cause.LAUNCH and not self._host.measured_us:
-                words.append(f"the profiler is taken to need {EVENT_US} to {MOST_EVENT_US} us for each operator and call")
+                words.append(
+                    f"the profiler is taken to need {EVENT_US} to {MOST_EVENT_US} us for each operator and call"
+                )
             if best is not None:
                 words.append("won on top of the best other fix")
             yield replace(usual, gain=gain, is_remark=usual.is_remark or light.is_remark, confidence="; ".join(words))
