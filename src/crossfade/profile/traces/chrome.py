@@ -101,7 +101,8 @@ class ChromeFile:
                 raise self._error("is not JSON", _WHAT_IS_READ)
             if found := _EVENTS.search(text):
                 with suppress(*_UNREADABLE):
-                    self.metadata.update(self._parse(_OBJECT, text[: found.start()].rstrip().rstrip(b",") + b"}"))
+                    head = self._parse(_OBJECT, text[: found.start()].rstrip().rstrip(b",") + b"}")
+                    self.metadata.update(head)
                 self._num_bytes = found.end()
                 return text[found.end() :]
         if not text.strip():
