@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import random
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crossfade.errors import TraceError
 from crossfade.profile.doctor.diagnosis import diagnose
 from crossfade.profile.doctor.metrics import collective_metrics, rank_metrics
 from crossfade.profile.doctor.page import page
@@ -82,3 +87,51 @@ def test_random_programs(step: Step, num_ranks: int, num_steps: int) -> None:
     assert sum(row.exposed_us for row in collective_metrics(report.traced)) >= 0.0
     json.dumps(report_json(report), allow_nan=False)
     assert "</html>" in page(report_page(report))
+
+
+def a_step_of_all(rank: Rank) -> None:
+    for _ in range(3):
+        run(rank, [(kind, 40) for kind in KINDS], 1)
+
+
+def change(path: Path, how: Callable[[dict[str, Any]], None]) -> Path:
+    trace = json.loads(path.read_text())
+    for event in trace["traceEvents"]:
+        how(event)
+    path.write_text(json.dumps(trace))
+    return path
+
+
+@pytest.mark.timeout(120)
+def test_times_that_contradict_each_other_end_in_a_report_or_an_error(tmp_path: Path) -> None:
+    for seed in range(40):
+        chance = random.Random(seed)
+
+        def scramble(event: dict[str, Any], chance: random.Random = chance) -> None:
+            if chance.random() < 0.3:
+                event["ts"] += chance.uniform(-500, 500)
+            if chance.random() < 0.1:
+                event["dur"] = chance.choice([0, -3, 1e6])
+
+        path = change(Machine(a_step_of_all).save(tmp_path)[0], scramble)
+        with suppress(TraceError):
+            json.dumps(report_json(diagnose(read_traces([path]))), allow_nan=False)
+
+
+def test_work_that_takes_no_time_is_no_loss(tmp_path: Path) -> None:
+    def shorten(event: dict[str, Any]) -> None:
+        if event["cat"] == "kernel":
+            event["dur"] = 0
+
+    path = change(Machine(lambda rank: run(rank, [("kernel", 40)], 3)).save(tmp_path)[0], shorten)
+    assert diagnose(read_traces([path])).view.losses == []
+
+
+def test_work_that_no_call_launched_says_so(tmp_path: Path) -> None:
+    def shift(event: dict[str, Any]) -> None:
+        if event["cat"] == "kernel":
+            event["args"]["correlation"] += 1_000_000
+
+    path = change(Machine(lambda rank: run(rank, [("kernel", 40)], 3)).save(tmp_path)[0], shift)
+    with pytest.raises(TraceError, match="other correlations"):
+        diagnose(read_traces([path]))

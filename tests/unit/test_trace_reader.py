@@ -98,6 +98,7 @@ def test_a_damaged_file_says_so(path: Path) -> None:
         (b'{"nodes": []}', 'has no "traceEvents"'),
         (b'{"traceEvents": []}', "has no events of torch.profiler"),
         (b'{"traceEvents": [{"ph": "X", "name": "TF op", "ts": 1, "dur": 2}]}', "has no events of torch.profiler"),
+        (b'[[1, 2], "allocated by category"]', "is a list of lists, not of events"),
         (b"\x1f\x8bnot really gzip", "ends in the middle of its compressed data"),
     ],
 )
@@ -106,6 +107,24 @@ def test_what_is_no_trace_says_so(tmp_path: Path, content: bytes, message: str) 
     path.write_bytes(content)
     with pytest.raises(TraceError, match=message):
         read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        (b"config.py(0): \xff\xfe", "config.py(0): \ufffd\ufffd"),
+        (b"|||S(1): \x01<module>\n", "|||S(1):  <module> "),
+        (rb"C:\users\q.py(3): f \\ \u0041", "C:\\users\\q.py(3): f \\ A"),
+    ],
+)
+@pytest.mark.parametrize("value", [b"inf", b"-nan", b"N/A", b"Infinity"])
+def test_what_torch_writes_and_is_no_json_is_read(path: Path, name: bytes, read: str, value: bytes) -> None:
+    num = len(read_trace(path).activities)
+    text = path.read_bytes().replace(b'"correlation":', b'"memory bandwidth (GB/s)": ' + value + b', "correlation":')
+    path.write_bytes(text.replace(b'"gemm"', b'"' + name + b'"'))
+    trace = read_trace(path)
+    assert (len(trace.activities), trace.notes) == (num, [])
+    assert trace.activities[0].name == read
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

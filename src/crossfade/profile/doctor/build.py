@@ -83,6 +83,11 @@ class _Builder:
     def __init__(self, traces: Sequence[RankTrace]) -> None:
         self._traces = traces
         self._orders = [host_order(trace) for trace in traces]
+        if not all(order.calls for order in self._orders):
+            raise TraceError(
+                "what GPUs did in the trace has other correlations than the calls of the host\n"
+                "hint: give the trace as torch.profiler wrote it"
+            )
         self._waits = [waits_of(trace, order) for trace, order in zip(traces, self._orders, strict=True)]
         matched = match_collectives(traces)
         self._shifts = align(traces, matched)

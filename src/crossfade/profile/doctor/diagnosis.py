@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import median
@@ -159,26 +159,26 @@ class _Scales:
         """
         others = self._weigh_all(finding for finding in findings if finding.cause not in _RESIDUAL)
         best = max((one for one in others if not one.is_remark), key=lambda one: one.gain.likely, default=None)
-        weighed = _without_sums(others)
-        for finding in findings:
-            if finding.cause in _RESIDUAL:
-                weighed.append(self._weigh_residual(finding, best))
-        return [one for one in weighed if one.gain.most >= _WORTH_SAYING]
+        residual = [finding for finding in findings if finding.cause in _RESIDUAL]
+        found = [*_without_sums(others), *(self._weigh_residual(residual, best) if residual else ())]
+        return [one for one in found if one.gain.most >= _WORTH_SAYING]
 
-    def _weigh_residual(self, finding: Finding, best: Diagnosis | None) -> Diagnosis:
-        """What a fix wins of a program that has the best other fix, and a host as light as one is known to be."""
+    def _weigh_residual(self, findings: Sequence[Finding], best: Diagnosis | None) -> Iterator[Diagnosis]:
+        """What fixes win of a program that has the best other fix, and a host as light as one is known to be."""
         found = []
         for program in (self._host.program, self._host.lighter):
             self._start_from(program if best is None else best.finding.change(program))
-            found.append(self._weigh(finding))
-        usual, light = found
-        gain = replace(usual.gain, likely=min(usual.gain.likely, light.gain.likely))
-        words = [usual.confidence]
-        if finding.cause is Cause.LAUNCH and not self._host.measured_us:
-            words.append(f"the profiler is taken to need {EVENT_US} to {MOST_EVENT_US} us for each operator and call")
-        if best is not None:
-            words.append("won on top of the best other fix")
-        return replace(usual, gain=gain, is_remark=usual.is_remark or light.is_remark, confidence="; ".join(words))
+            found.append([self._weigh(finding) for finding in findings])
+        for usual, light in zip(*found, strict=True):
+            gain = replace(usual.gain, likely=min(usual.gain.likely, light.gain.likely))
+            words = [usual.confidence]
+            if usual.finding.cause is Cause.LAUNCH and not self._host.measured_us:
+                words.append(
+                    f"the profiler is taken to need {EVENT_US} to {MOST_EVENT_US} us for each operator and call"
+                )
+            if best is not None:
+                words.append("won on top of the best other fix")
+            yield replace(usual, gain=gain, is_remark=usual.is_remark or light.is_remark, confidence="; ".join(words))
 
     def _weigh_all(self, findings: Iterable[Finding]) -> list[Diagnosis]:
         """Leaves out a change that cannot be made, such as another order of launches where the host waits in between."""

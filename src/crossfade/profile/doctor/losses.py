@@ -81,7 +81,7 @@ class _Walk:
         own = [
             number
             for number, work in enumerate(self._program.works)
-            if work.rank == self._rank and work.kind is ActivityKind.COMPUTE
+            if work.rank == self._rank and work.kind is ActivityKind.COMPUTE and ends[number] > starts[number]
         ]
         if not own:
             return []
@@ -101,7 +101,9 @@ class _Walk:
 
     def _walk(self, number: int) -> None:
         time = self._gap[1]
-        while number != NOBODY and time > self._gap[0]:
+        passed: set[int] = set()  # times that contradict each other can lead back to where one was
+        while number != NOBODY and number not in passed and time > self._gap[0]:
+            passed.add(number)
             late = self._traced.late_us[number]
             if late > _LATE_US:
                 self._add(time - late, time, Reason.LATE, work=number)

@@ -154,7 +154,10 @@ class _Simulation:
             handlers[what](number)
         if num_ended < len(self._works):
             num_stuck = len(self._works) - num_ended
-            raise WaitsForItself(f"{num_stuck} activities wait for each other in a circle: this is a bug in crossfade")
+            raise WaitsForItself(
+                f"{num_stuck} activities wait for each other in a circle: the trace's times contradict each other, or this is a bug"
+                " in crossfade"
+            )
         for work, end in zip(self._works, self._ends, strict=True):
             steps[work.step] = max(steps[work.step], end)
         return Replay(

@@ -40,7 +40,7 @@ def after(traced: Traced, changed: Program) -> Timeline | None:
 def one_step(report: Report) -> list[Timeline]:
     """What runs from the end of one step to that of the next, in the middle of the trace; and the same with the first fix.
 
-    Each begins at 0. The host may be steps ahead meanwhile.
+    Each begins at 0, and is one execution, although the host may be steps ahead meanwhile.
     """
     found = [_between_steps(seen(report.traced))]
     for diagnosis in report.diagnoses[:1]:
@@ -57,7 +57,7 @@ def _between_steps(timeline: Timeline) -> Timeline:
     step = len(ends) // 2
     begin, end = ends.get(step - 1, 0.0), ends[step]
     inside = [
-        replace(span, start_us=max(span.start_us, begin) - begin, end_us=min(span.end_us, end) - begin)
+        replace(span, execution=step, start_us=max(span.start_us, begin) - begin, end_us=min(span.end_us, end) - begin)
         for span in timeline.spans
         if span.start_us < end and span.end_us > begin
     ]
@@ -79,7 +79,7 @@ def _spans(
     for number, work in enumerate(traced.program.works):
         activity = traced.activities[number]
         label = traced.traces[work.rank].label
-        name = activity.name.split("(")[0]
+        name = activity.name.split("(")[0][:60]
         start_us = max(starts_us[number], free_us.get(work.lane, 0.0))
         times = start_us, max(ends_us[number], start_us)
         free_us[work.lane] = times[1]
@@ -90,4 +90,4 @@ def _spans(
         if call.waits:
             name, label = traced.calls[number].name, traced.traces[call.rank].label
             times = call_starts_us[number], call_ends_us[number]
-            yield Span(label, "host", name, name, WAIT, call.step, *times)
+            yield Span(label, "host", name, "", WAIT, call.step, *times)

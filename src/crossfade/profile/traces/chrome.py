@@ -1,6 +1,8 @@
 """The events of a file in Chrome's trace format, a piece at a time: memory is bounded by the piece, not by the file.
 
 A file is an object with ``traceEvents``, as torch.profiler writes it, or only the list of events; plain or compressed by gzip.
+Several versions of torch write what is no JSON: names with broken UTF-8 or control characters, paths with single backslashes,
+``inf``, ``nan`` and ``N/A``. A piece that cannot be read is read once more without these.
 """
 
 from __future__ import annotations
@@ -12,17 +14,23 @@ from collections.abc import Iterator
 from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from crossfade.errors import TraceError
 
+_T = TypeVar("_T")
 _PIECE_BYTES = 8 << 20
 _GZIP = b"\x1f\x8b"
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\}\s*(,)\s*\{")
 _LAST = re.compile(rb"[\}\[]\s*(\])")
+_NO_VALUE = re.compile(rb'(":\s*)(?:-?(?:nan|inf|infinity)|N/A)(?=\s*[,}\]])', re.IGNORECASE)
+_BACKSLASH = re.compile(rb'(\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))|\\')
+_CONTROL_TO_SPACE = bytes.maketrans(bytes(range(1, 32)), b" " * 31)
+_UNREADABLE = msgspec.DecodeError, UnicodeDecodeError
+_MOST_IN_VAIN = 5  # texts that were still unreadable when mended: the file is damaged, and mending takes long
 _MOST_CUTS = 100  # places that look like the end of an event, and may lie inside one
 
 
@@ -48,6 +56,7 @@ class ChromeFile:
         self._decoder = msgspec.json.Decoder(list[ChromeEvent], strict=False)
         self._num_bytes = 0  # of text, before what is in hand
         self._num_events = 0
+        self._num_in_vain = 0
 
     def __iter__(self) -> Iterator[list[ChromeEvent]]:
         """Raises a `TraceError` where the file is empty, damaged, truncated or no trace."""
@@ -85,22 +94,25 @@ class ChromeFile:
         while piece := file.read(_PIECE_BYTES):
             text += piece
             if (bare := text.lstrip())[:1] == b"[":
+                if bare[1:].lstrip()[:1] == b"[":
+                    raise self._error("is a list of lists, not of events", _WHAT_IS_READ)
                 return bare[1:]
             if bare[:1] not in (b"{", b""):
-                raise self._error("is not JSON", _WRITE_AGAIN)
+                raise self._error("is not JSON", _WHAT_IS_READ)
             if found := _EVENTS.search(text):
-                with suppress(msgspec.DecodeError):
-                    self.metadata.update(msgspec.json.decode(text[: found.start()].rstrip().rstrip(b",") + b"}"))
+                with suppress(*_UNREADABLE):
+                    head = self._parse(_OBJECT, text[: found.start()].rstrip().rstrip(b",") + b"}")
+                    self.metadata.update(head)
                 self._num_bytes = found.end()
                 return text[found.end() :]
         if not text.strip():
             raise self._error("is empty", _WRITE_AGAIN)
-        raise self._error('has no "traceEvents"', "crossfade reads what torch.profiler's export_chrome_trace writes")
+        raise self._error('has no "traceEvents"', _WHAT_IS_READ)
 
     def _most(self, text: bytes) -> tuple[list[ChromeEvent], int]:
         """As many whole events as the text begins with, and where the next one begins."""
         for end in _cuts(_BETWEEN, text):
-            with suppress(msgspec.DecodeError):
+            with suppress(*_UNREADABLE):
                 return self._decode(text[:end]), end + 1
         raise self._error(
             f"is damaged after {self._num_events:,} events, near byte {self._num_bytes:,} of its text", _WRITE_AGAIN
@@ -109,32 +121,43 @@ class ChromeFile:
     def _rest(self, text: bytes) -> list[ChromeEvent]:
         for end in _cuts(_LAST, b"[" + text):  # the list may be empty
             tail = text[end:].strip()
-            with suppress(msgspec.DecodeError):
-                metadata = msgspec.json.decode(b'{"":0' + tail) if tail else {}
+            with suppress(*_UNREADABLE):
+                metadata = self._parse(_OBJECT, b'{"":0' + tail) if tail else {}
                 events = self._decode(text[: end - 1])
                 self.metadata.update(metadata)
                 return events
         if text.strip() == b"":
             raise self._error(f"ends after {self._num_events:,} events, without the end of its list", _WRITE_AGAIN)
-        self._find_damage(text)
         raise self._error(f"is damaged or truncated after {self._num_events:,} events", _WRITE_AGAIN)
 
     def _decode(self, text: bytes) -> list[ChromeEvent]:
-        return self._decoder.decode(b"[" + text + b"]")
+        return self._parse(self._decoder, b"[" + text + b"]")
 
-    def _find_damage(self, text: bytes) -> None:
-        """Says whether the text is whole up to its end, which means that whoever wrote it was cut off."""
-        with suppress(TraceError):
-            events, _ = self._most(text)
-            raise self._error(
-                f"ends after {self._num_events + len(events):,} events, in the middle of one", _WRITE_AGAIN
-            )
+    def _parse(self, decoder: msgspec.json.Decoder[_T], text: bytes) -> _T:
+        """Raises one of `_UNREADABLE`, in a damaged file or where the text was cut inside an event."""
+        try:
+            return decoder.decode(text)
+        except _UNREADABLE as error:
+            if "truncated" in str(error) or self._num_in_vain == _MOST_IN_VAIN:
+                raise
+            self._num_in_vain += 1
+            found = decoder.decode(_mended(text))
+            self._num_in_vain -= 1
+            return found
 
     def _error(self, what: str, hint: str) -> TraceError:
         return TraceError(f"{self.path.name} {what}\nhint: {hint}")
 
 
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
+_WHAT_IS_READ = "crossfade reads what torch.profiler's export_chrome_trace writes"
 _WRITE_AGAIN = "a program that was killed while it wrote its trace leaves such a file: record it again"
+
+
+def _mended(text: bytes) -> bytes:
+    """JSON, of what some versions of torch write."""
+    text = text.decode(errors="replace").encode().translate(_CONTROL_TO_SPACE)
+    return _BACKSLASH.sub(lambda found: found[1] or rb"\\", _NO_VALUE.sub(rb"\1null", text))
 
 
 def _cuts(pattern: re.Pattern[bytes], text: bytes) -> Iterator[int]:

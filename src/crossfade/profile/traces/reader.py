@@ -207,7 +207,7 @@ class _Reader:
     def _times(self, event: ChromeEvent) -> tuple[float, float]:
         start = event.ts or 0.0
         self._first_us = min(self._first_us, start)
-        return start, start + (event.dur or 0.0)
+        return start, start + max(event.dur or 0.0, 0.0)
 
     def _text(self, name: Any) -> str:
         return self._texts.setdefault(str(name), str(name))
