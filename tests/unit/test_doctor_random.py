@@ -79,7 +79,10 @@ def test_random_programs(step: Step, num_ranks: int, num_steps: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         paths = Machine(lambda rank: run(rank, step, num_steps), num_ranks).save(Path(folder))
         report = diagnose(read_traces(paths))
-    assert report.error < 0.03
+    step_us = max(row.total_us for row in rank_metrics(report.traced)) / num_steps
+    assert report.error * step_us < max(
+        0.03 * step_us, 5.0
+    )  # shortest steps take 100 us: the doctor abstains then, and may
     assert all(0.0 <= diagnosis.gain.likely <= diagnosis.gain.most < 1.0 for diagnosis in report.diagnoses)
     for row in rank_metrics(report.traced):
         parts = row.compute_us + row.exposed_us + row.copy_us + row.idle_us
