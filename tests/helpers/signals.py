@@ -14,11 +14,13 @@ def send(number: int) -> None:
 
 
 @contextmanager
-def sent_once(number: int, is_so: Callable[[], object], has_come: threading.Event | None = None) -> Iterator[None]:
+def sent_once(
+    number: int, is_so: Callable[[], object], again_s: float | None = None, has_come: threading.Event | None = None
+) -> Iterator[None]:
     """Meanwhile another thread looks whether it is so, every millisecond, and sends the signal when it is.
 
-    ``has_come``: set by the handler. Until then it is sent again: a signal that comes between the interpreter's last look for one
-    and a system call does not end the call.
+    It is sent again after each ``again_s``, until the handler sets ``has_come`` or this context ends: a signal that comes between
+    the interpreter's last look for one and a system call does not end the call.
     """
     is_over = threading.Event()
 
@@ -27,7 +29,7 @@ def sent_once(number: int, is_so: Callable[[], object], has_come: threading.Even
             if is_over.wait(0.001):
                 return
         send(number)
-        while has_come is not None and not has_come.wait(0.2) and not is_over.is_set():
+        while again_s is not None and not is_over.wait(again_s) and not (has_come is not None and has_come.is_set()):
             send(number)
 
     thread = threading.Thread(target=look)
