@@ -99,7 +99,7 @@ def test_threads_that_differ_in_what_is_their_own_keep_their_templates() -> None
         assert [_in_a_thread(change) for change in changes] == templates
 
 
-def test_of_many_templates_those_that_nobody_asks_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_templates_those_that_are_not_asked_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forked, "_NUM_KEPT", 2)
     blocking = [partial(_block, number) for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)]
     with preloading(MODULE):
@@ -200,7 +200,9 @@ def test_a_template_that_is_killed_while_a_process_of_its_module_goes_on(
 
 
 @pytest.mark.parametrize("is_shut_down", [False, True])
-def test_a_stopped_template_holds_nobody_up(is_shut_down: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_template_does_not_block_kill_or_shutdown(
+    is_shut_down: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(forked, "_ANSWER_S", 0.5)
     with preloading(MODULE):
         actors = [Actor.remote() for _ in range(3)]

@@ -36,8 +36,8 @@ class _Warm:
         variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         with theirs, open(os.devnull, "r+") as null:
             command = [sys.executable, __file__, str(theirs.fileno()), *modules]
-            streams = {"stdin": null, "stdout": null}
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=variables, **streams)  # type: ignore[call-overload]
+            fds = [theirs.fileno()]
+            self._process = subprocess.Popen(command, pass_fds=fds, env=variables, stdin=null, stdout=null)
 
     def run(
         self, arguments: Sequence[str], cwd: str, env: dict[str, str], timeout_s: float

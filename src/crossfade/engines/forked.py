@@ -3,7 +3,7 @@
 There is one for each set of modules, for all sessions of the program, until that ends. At each start of an actor, what a new
 interpreter would see (the environment, the search path, limits and so on) is compared with what the template saw. If that has
 changed, another template takes its place; it ends with its last actor. What threads have of their own (the cores that they may
-use, the signals that they block, their priority) replaces nobody's: those that differ there have templates of their own.
+use, the signals that they block, their priority) does not replace a template: threads that differ there have one each.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Forked:
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
         try:
-            with theirs, _Templates.lock:  # nobody has the template leave in between
+            with theirs, _Templates.lock:  # no other thread dismisses the template in between
                 template = self._template = _template(modules)
                 poller.register(template.pidfd, select.POLLIN)
                 stdout, stderr = stdio

@@ -238,7 +238,7 @@ class LocalPlan:
 
     def _lose_cut_off(self, error: ChannelError) -> None:
         """An actor whose connection with the driver is lost cannot go on, also while its host's agent counts as there: a link that
-        was cut may end the agent's connection later than this one, and nobody says why until then.
+        was cut may end the agent's connection later than this one, and the reason is known only then.
         """
         wiring = self._wiring
         wires = None if wiring is None else wiring.wires

@@ -57,7 +57,7 @@ class Cells:
         self._exports = exports
         self._most_bytes = most_bytes
         self._spare: dict[int, list[Cell]] = {}  # short ones, by length
-        self._uncut: dict[int, Iterator[Cell]] = {}  # by length: those of the last slab that nobody has needed yet
+        self._uncut: dict[int, Iterator[Cell]] = {}  # by length: those of the last slab that are not made yet
         self._slabs: list[Block] = []
         self._long: dict[int, Cell] = {}  # by address
         self._num_owned = 0
