@@ -3,6 +3,7 @@
 ::
 
     python -m benchmarks.doctor.slim TRACE.json.gz OUT.json.gz
+    python -m benchmarks.doctor.slim TRACE.json.gz OUT.json.gz 3      # only its first three steps, of those that are marked
 """
 
 from __future__ import annotations
@@ -13,17 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-_KEPT = {
-    "kernel",
-    "gpu_memcpy",
-    "gpu_memset",
-    "cuda_runtime",
-    "cuda_driver",
-    "cuda_sync",
-    "cpu_op",
-    "user_annotation",
-    "python_function",
-}
+_OF_GPU = {"kernel", "gpu_memcpy", "gpu_memset", "cuda_sync"}
+_CALLS = {"cuda_runtime", "cuda_driver"}
+_KEPT = {*_OF_GPU, *_CALLS, "cpu_op", "user_annotation", "python_function"}
 _ARGS = {
     "correlation",
     "device",
@@ -43,8 +36,10 @@ _HEAD = {"schemaVersion", "distributedInfo", "baseTimeNanoseconds", "crossfade"}
 _GPU = {"id", "name", "computeMajor", "computeMinor", "numSms"}
 
 
-def slim(trace: dict[str, Any]) -> dict[str, Any]:
+def slim(trace: dict[str, Any], num_steps: int | None = None) -> dict[str, Any]:
     """The same trace with less in it: times to a tenth of a microsecond, kernels' names up to their arguments."""
+    if num_steps is not None:
+        trace = {**trace, "traceEvents": _first_steps(trace["traceEvents"], num_steps)}
     events = []
     for event in trace["traceEvents"]:
         if event.get("ph") != "X" or event.get("cat") not in _KEPT:
@@ -59,10 +54,30 @@ def slim(trace: dict[str, Any]) -> dict[str, Any]:
     return {**head, "deviceProperties": gpus, "traceEvents": events}
 
 
+def _first_steps(events: list[dict[str, Any]], num: int) -> list[dict[str, Any]]:
+    """What the host does before the end of a step, and what the GPU does for it."""
+    marks = sorted(event["ts"] + event["dur"] for event in events if event["name"].startswith("ProfilerStep#"))
+    end_us = marks[num - 1]
+    calls = [event for event in events if event.get("cat") in _CALLS]
+    later = {
+        event["args"]["correlation"] for event in calls if event["ts"] >= end_us and "correlation" in event["args"]
+    }
+    return [
+        event
+        for event in events
+        if (
+            event.get("args", {}).get("correlation") not in later
+            if event.get("cat") in _OF_GPU
+            else event["ts"] < end_us
+        )
+    ]
+
+
 def main() -> None:
     source, target = map(Path, sys.argv[1:3])
     trace = json.loads(gzip.decompress(source.read_bytes()))
-    target.write_bytes(gzip.compress(json.dumps(slim(trace), separators=(",", ":")).encode(), 9, mtime=0))
+    num_steps = int(sys.argv[3]) if len(sys.argv) > 3 else None
+    target.write_bytes(gzip.compress(json.dumps(slim(trace, num_steps), separators=(",", ":")).encode(), 9, mtime=0))
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ class Rank:
         event = self._record_event(other)
         self._call("cudaStreamWaitEvent", 2.0)
         self._entry(Role.WAIT_EVENT, event, self.stream)
-        self._hold(self._gpu.free_us.get(other, 0.0))
+        self._hold(max(self._gpu.free_us.get(other, 0.0), self._held.get(other, 0.0)))
 
     def scope(self, name: str, body: Callable[[], object]) -> None:
         """An operator around what ``body`` does."""

@@ -1,4 +1,4 @@
-"""Traces recorded on one H100, and on two (torch 2.11, CUDA 13.0): the first diagnosis, and its gain beside the measured one.
+"""Traces recorded on one and two H100 or H200 (torch 2.11, CUDA 13.0): the first diagnosis, and its gain beside the measured one.
 
 Each program ran with its cause and without it, in turns and without a profiler; the traces were recorded afterwards and made small
 by ``benchmarks.doctor.slim``.
@@ -25,6 +25,8 @@ MEASURED = [  # trace, cause, gain, by how much the prediction may be off
         0.199,
         0.08,
     ),  # a part of it is kernels, which the fix left out too
+    ("two_streams", "implicit_synchronisation", 0.282, 0.08),
+    ("waiting_stream", "default_stream", 0.268, 0.04),
 ]
 
 BETWEEN_TWO = [
@@ -32,6 +34,9 @@ BETWEEN_TWO = [
     ("slow_rank", "late_peer", 0.315, 0.04),
     ("unused_parameters", "find_unused_parameters", 0.104, 0.04),
     ("contended", "contention", 0.132, 0.06),  # without the cause its sums are not there at all
+    ("late_sums", "late_event", 0.135, 0.04),
+    ("two_backwards", "two_backwards", 0.141, 0.06),
+    ("batches_in_sequence", "launch_order", 0.118, 0.06),  # recorded by crossfade.record
 ]
 
 

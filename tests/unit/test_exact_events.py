@@ -68,6 +68,30 @@ def test_several_waits_in_a_row(tmp_path: Path) -> None:
     assert set(found.events[names["joined"]]) == {names["a"], names["b"]}
 
 
+def forks_and_joins(rank: Rank) -> None:
+    """The default stream, which has work only once, waits for two others, and they begin again behind it."""
+    rank.stream = 7
+    rank.kernel(10, "first")
+    for step in range(3):
+        for stream in (8, 9):
+            rank.stream = stream
+            rank.wait_stream(7)
+        for stream in (8, 9):
+            rank.stream = stream
+            rank.kernel(100 * stream, f"{stream} {step}")
+        for stream in (8, 9):
+            rank.stream = 7
+            rank.wait_stream(stream)
+
+
+def test_a_stream_that_only_waits_hands_on_what_it_waits_for(tmp_path: Path) -> None:
+    found, names = waits(forks_and_joins, tmp_path, has_record=True)
+    assert found.events[names["8 0"]] == [names["first"]]
+    for step in range(1, 3):
+        assert found.events[names[f"8 {step}"]] == [names["first"], names[f"9 {step - 1}"]]
+        assert found.events[names[f"9 {step}"]] == [names["first"], names[f"8 {step - 1}"]]
+
+
 def test_streams_by_cuda_sync_events(tmp_path: Path) -> None:
     """Without CUPTI's numbers: what a synchronisation event says of a stream counts more than what is launched nearby."""
 

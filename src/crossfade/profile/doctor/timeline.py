@@ -34,17 +34,18 @@ def after(traced: Traced, changed: Program) -> Timeline | None:
         return None
     run = replay(changed)
     spans = _spans(traced, run.starts_us, run.ends_us, run.call_starts_us, run.call_ends_us)
-    return Timeline.of("with the fix", spans)
+    return Timeline.of("with the fix, without the profiler", spans)
 
 
 def one_step(report: Report) -> list[Timeline]:
-    """What runs from the end of one step to that of the next, in the middle of the trace; and the same with the first fix.
+    """What runs from the end of one step to that of the next, in the middle of the trace; and the same with the first fix, less the
+    time that the profiler takes, as gains are told.
 
     Each begins at 0, and is one execution, although the host may be steps ahead meanwhile.
     """
     found = [_between_steps(seen(report.traced))]
     for diagnosis in report.diagnoses[:1]:
-        fixed = after(report.traced, diagnosis.finding.change(report.traced.program))
+        fixed = after(report.traced, diagnosis.finding.change(report.untraced.program))
         found += [] if fixed is None or diagnosis.is_remark else [_between_steps(fixed)]
     return found
 

@@ -22,10 +22,10 @@ Lane = tuple[int, int]
 
 
 class Edge(NamedTuple):
-    """What a wait makes wait for what; None where the trace has no such activity."""
+    """What a wait makes wait for what: no target or no sources where the trace has no such activity."""
 
     target: Activity | None
-    source: Activity | None
+    sources: tuple[Activity, ...]
 
 
 class ExactEvents:
@@ -34,8 +34,8 @@ class ExactEvents:
     def __init__(self, trace: RankTrace, order: HostOrder) -> None:
         self.edges: dict[Call, Edge] = {}
         """For each wait for an event that is known."""
-        self.returns: dict[Call, Activity | None] = {}
-        """For each synchronisation that is known, the activity that it waits for."""
+        self.returns: dict[Call, tuple[Activity, ...]] = {}
+        """For each synchronisation that is known, the activities that it waits for."""
         self.records: set[Call] = set()
         """The records of events that are known."""
         if trace.record is None or not trace.activities:
@@ -44,24 +44,32 @@ class ExactEvents:
         self._launched = {lane: launch_times(found) for lane, found in order.lanes.items()}
         entries = match(trace)
         self._lane_of = _lanes_of(trace, order, entries)
+        self._fronts: dict[int, tuple[Activity, ...]] = {}  # of streams that wait, and have launched nothing since
         self._resolve(entries)
 
     def _resolve(self, entries: list[tuple[Call, Entry]]) -> None:
-        recorded: dict[int, Activity | None] = {}  # by event, the last activity before its record
+        recorded: dict[int, tuple[Activity, ...]] = {}  # by event, what lies before its record
         for call, entry in entries:
-            lane = self._lane_of.get(entry.stream)
             if entry.role is Role.RECORD:
                 self.records.add(call)
-                if lane is None:
-                    recorded.pop(entry.event, None)
-                else:
-                    recorded[entry.event] = self._before(lane, call.start_us)
-            elif entry.role is Role.WAIT_EVENT and entry.event in recorded and lane is not None:
-                self.edges[call] = Edge(self._after(lane, call.start_us), recorded[entry.event])
+                recorded[entry.event] = self._behind(entry.stream, call.start_us)
+            elif entry.role is Role.WAIT_EVENT and entry.event in recorded:
+                sources = recorded[entry.event]
+                behind = self._behind(entry.stream, call.start_us)
+                self._fronts[entry.stream] = _last_of_each((*behind, *sources))
+                if entry.stream in self._lane_of:
+                    self.edges[call] = Edge(self._after(self._lane_of[entry.stream], call.start_us), sources)
             elif entry.role is Role.SYNC_EVENT and entry.event in recorded:
                 self.returns[call] = recorded[entry.event]
-            elif entry.role is Role.SYNC_STREAM and lane is not None:
-                self.returns[call] = self._before(lane, call.start_us)
+            elif entry.role is Role.SYNC_STREAM and entry.stream in self._lane_of:
+                self.returns[call] = self._behind(entry.stream, call.start_us)
+
+    def _behind(self, stream: int, time_us: float) -> tuple[Activity, ...]:
+        """What a stream has to do before it gets to what is enqueued at a time: its last work, and what it waits for since."""
+        lane = self._lane_of.get(stream)
+        last = self._before(lane, time_us) if lane is not None else None
+        front = self._fronts.get(stream, ())
+        return front if last is None or last in front else (last,)
 
     def _before(self, lane: Lane, time_us: float) -> Activity | None:
         """The last activity that was launched on a stream before a time."""
@@ -71,6 +79,14 @@ class ExactEvents:
     def _after(self, lane: Lane, time_us: float) -> Activity | None:
         place = bisect_right(self._launched[lane], time_us)
         return self._order.lanes[lane][place] if place < len(self._launched[lane]) else None
+
+
+def _last_of_each(activities: tuple[Activity, ...]) -> tuple[Activity, ...]:
+    """Each stream's last one of these: it is behind the others."""
+    last: dict[Lane, Activity] = {}
+    for activity in activities:
+        last[activity.lane] = max(last.get(activity.lane, activity), activity, key=lambda one: one.start_us)
+    return tuple(last.values())
 
 
 def launch_times(activities: list[Activity]) -> list[float]:

@@ -143,13 +143,14 @@ class _Events:
         return None if own is None else self._last_on_lane[own.lane]
 
     def _follow(self, wait: Call) -> None:
-        """Adds the edge of a wait that is known."""
-        target, source = self._exact.edges[wait]
-        if target is None or source is None:
+        """Adds the edges of a wait that is known."""
+        target, sources = self._exact.edges[wait]
+        if target is None:
             return
-        self._add(target, source)
-        if source in self._outstanding and target.lane != source.lane:
-            self._take(source, wait)
+        for source in sources:
+            self._add(target, source)
+            if source in self._outstanding and target.lane != source.lane:
+                self._take(source, wait)
 
     def _resolve(self, target: Activity, wait: Call, scope: CollectiveCall | None, source: Activity | None) -> None:
         """Finds what a wait before ``target`` is for."""
@@ -235,10 +236,10 @@ def _find_returns(order: HostOrder, waits: Waits, exact: ExactEvents) -> None:
             found = [lane[place] for lane, place in _last_launched(order, launched, call)]
             waits.returns[call] = [one for one in found if one.end_us <= call.end_us + _CLOCK_US]
         elif call.role in (Role.SYNC_STREAM, Role.SYNC_EVENT):
-            waited = exact.returns.get(call) or _waited_for(call, order, ends, launched) or latest
-            if waited is not None and waited.end_us > call.end_us + _CLOCK_US:
-                waited = None
-            waits.returns[call] = [] if waited is None else [waited]
+            known = exact.returns.get(call)
+            guessed = None if known else _waited_for(call, order, ends, launched) or latest
+            waited = known or (() if guessed is None else (guessed,))
+            waits.returns[call] = [one for one in waited if one.end_us <= call.end_us + _CLOCK_US]
 
 
 def _last_launched(
