@@ -18,7 +18,7 @@ import statistics
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -187,8 +187,9 @@ def work(peers: Any, rank: int, where: str, sides: Sequence[Side], out: str, opt
     dist.init_process_group(backend, store=store, rank=rank, world_size=NUM_RANKS, timeout=timedelta(seconds=60))
     groups = {side.name: dist.new_group(backend=side.backend, pg_options=side.options or None) for side in sides}
     options["everyone"] = dist.new_group(backend="gloo")
+    sizes = replace(LARGE, tokens=options["tokens"]) if is_gpu else SMALL
     for schedule in options["schedules"]:
-        rows = _measure(schedule, groups, rank, LARGE if is_gpu else SMALL, device, options)
+        rows = _measure(schedule, groups, rank, sizes, device, options)
         for row in rows:
             if rank == 0:
                 with Path(out).open("a") as file:
@@ -208,13 +209,14 @@ def run(options: argparse.Namespace) -> None:
     begin_s = time.monotonic()
     options.out.unlink(missing_ok=True)
     head = {"machine": machine_in_words()[1], "slug": machine_in_words()[0].hardware, "date": today()}
+    head["tokens"] = options.tokens
     options.out.write_text(json.dumps(head) + "\n")
     for where, transport in ((PEERS, "auto"), (NO_PEERS, "staged")):
         left_s = options.limit_s - (time.monotonic() - begin_s)
         if where not in options.where or left_s < 20:
             continue
         sides = [theirs, Side("crossfade", crossfade.p2p.backend.NAME, {"transport": transport})]
-        chosen = {key: getattr(options, key) for key in ("steps", "rounds", "block", "schedules")}
+        chosen = {key: getattr(options, key) for key in ("steps", "rounds", "block", "schedules", "tokens")}
         chosen["stacks_s"] = left_s - 5  # where each rank is when time is nearly over
         args = [(rank, where, sides, str(options.out), dict(chosen)) for rank in range(NUM_RANKS)]
         try:
@@ -289,6 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measure.add_argument("out", type=Path)
     measure.add_argument("--where", nargs="+", choices=(PEERS, NO_PEERS), default=[PEERS, NO_PEERS])
     measure.add_argument("--schedules", nargs="+", choices=SCHEDULES, default=list(SCHEDULES))
+    measure.add_argument("--tokens", type=int, default=LARGE.tokens, help="of a microbatch, on GPUs")
     measure.add_argument("--steps", type=int, default=50, help="whose losses are compared")
     measure.add_argument("--rounds", type=int, default=6, help="blocks of each side")
     measure.add_argument("--block", type=int, default=5, help="steps of a block")

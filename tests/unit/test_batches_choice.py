@@ -58,6 +58,17 @@ def test_launches_that_take_longer_than_the_gpu_count() -> None:
     assert choose(medians) == ONE
 
 
+def test_steps_that_prepare_collectives_do_not_count_where_one_has_fewer() -> None:
+    """Copy engines took 34.9 ms in a calibration on two GPUs and 30.8 later, when all collectives were replayed."""
+    calibration = Calibration([ONE, COPIES])
+    calibration.note(ONE, 33.4, 9.6)
+    for gpu_ms, host_ms, num_prepared in ((36.0, 36.0, 48), (34.9, 34.1, 48), (30.8, 24.0, 0)):
+        calibration.note(COPIES, gpu_ms, host_ms, num_prepared)
+    calibration.note(COPIES, 40.0, 40.0, 3)
+    assert calibration.medians_ms() == [33.4, 30.8]
+    assert calibration.host_ms[COPIES] == [24.0]
+
+
 @pytest.mark.parametrize(
     ("medians", "wanted"),
     [

@@ -94,7 +94,8 @@ def test_a_call_that_comes_again_is_replayed_behind_its_caller(streams: Streams)
     source, out, another = torch.ones(3), torch.zeros(3), torch.zeros(3)
     for value in range(1, 6):
         source.fill_(value)
-        work = track.enqueue(peers, double, source, out)  # type: ignore[arg-type]
+        work, was_ready = track.enqueue(peers, double, source, out)  # type: ignore[arg-type]
+        assert was_ready == (value > 2), "it is done once, then captured"
         assert streams.current == CALLER
         work.wait()
         assert out.tolist() == [2.0 * value] * 3
@@ -109,7 +110,7 @@ def test_a_call_that_comes_again_is_replayed_behind_its_caller(streams: Streams)
 def test_events_belong_to_one_work_at_a_time(streams: Streams) -> None:
     peers, track = Peers(streams), _Track(0)
     tensors = [torch.ones(1) for _ in range(3)]
-    works = [track.enqueue(peers, lambda *_, lane: None, each, each) for each in tensors]  # type: ignore[arg-type]
+    works = [track.enqueue(peers, lambda *_, lane: None, each, each)[0] for each in tensors]  # type: ignore[arg-type]
     assert streams.num_events == 4
     works.clear()
     track.enqueue(peers, lambda *_, lane: None, tensors[0], tensors[0])  # type: ignore[arg-type]

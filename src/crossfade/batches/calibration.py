@@ -64,6 +64,7 @@ class Calibration:
         self.ways = list(ways)
         self.measured_ms: dict[Way, list[float]] = {way: [] for way in ways}
         self.host_ms: dict[Way, list[float]] = {way: [] for way in ways}
+        self._fewest: dict[Way, int] = {}
         self._trials = trials(ways)
 
     def next(self) -> Trial | None:
@@ -75,8 +76,18 @@ class Calibration:
         self._trials = [trial for trial in self._trials if trial.way != way]
         self.ways.remove(way)
 
-    def note(self, way: Way, taken_ms: float, host_ms: float | None) -> None:
-        """A timed step: how long it took, and how long its launches took the CPU; None where the CPU does the work itself."""
+    def note(self, way: Way, taken_ms: float, host_ms: float | None, num_prepared: int = 0) -> None:
+        """A timed step: how long it took, and how long its launches took the CPU; None where the CPU does the work itself.
+
+        Of the steps of a way only those count that had the fewest collectives to prepare: a later step has none.
+        """
+        fewest = self._fewest.setdefault(way, num_prepared)
+        if num_prepared > fewest:
+            return
+        if num_prepared < fewest:
+            self._fewest[way] = num_prepared
+            self.measured_ms[way].clear()
+            self.host_ms[way].clear()
         self.measured_ms[way].append(taken_ms)
         if host_ms is not None:
             self.host_ms[way].append(host_ms)

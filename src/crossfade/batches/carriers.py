@@ -37,7 +37,13 @@ class Work(Protocol):
 
 
 class Carrier(Protocol):
-    """Starts the collectives of all parts of a run."""
+    """Starts the collectives of all parts of a run.
+
+    Attributes:
+        num_prepared: of how many collectives the host had more to do than it will have once they come again with the same tensors.
+    """
+
+    num_prepared: int
 
     def start(
         self,
@@ -77,6 +83,8 @@ class ProcessGroups:
     Attributes:
         max_ctas: the most blocks that a kernel of NCCL may take; part 0 has copies too then. None for NCCL's choice.
     """
+
+    num_prepared = 0
 
     def __init__(self, max_ctas: int | None = None) -> None:
         self.max_ctas = max_ctas
@@ -158,6 +166,7 @@ class CopyEngines:
     """
 
     def __init__(self, num_parts: int, otherwise: ProcessGroups) -> None:
+        self.num_prepared = 0
         self._num_parts = num_parts
         self._otherwise = otherwise
 
@@ -202,7 +211,9 @@ class CopyEngines:
         if source.device.type == "cpu":
             act(source, peers, out, lane=part)
             return _Done()
-        return _track(part).enqueue(peers, act, source, out)
+        work, was_ready = _track(part).enqueue(peers, act, source, out)
+        self.num_prepared += not was_ready
+        return work
 
 
 _OPENED: list[PeerGroup] = []
@@ -247,7 +258,11 @@ class _Track:
         self._begin = _cuda.Event()
         self.free: list[Any] = []
 
-    def enqueue(self, peers: PeerGroup, act: Callable[..., Any], source: torch.Tensor, out: torch.Tensor) -> Work:
+    def enqueue(
+        self, peers: PeerGroup, act: Callable[..., Any], source: torch.Tensor, out: torch.Tensor
+    ) -> tuple[Work, bool]:
+        """The work, and whether it only had to be replayed."""
+        was_ready = True
         caller = _C._cuda_getCurrentStream(self.device)
         self._begin.record(_stream_at(caller))
         self._stream.wait_event(self._begin)
@@ -258,12 +273,13 @@ class _Track:
                 call()
             else:
                 places = source.data_ptr(), out.data_ptr()
-                self._replays(peers).run((act, *places, source.shape, source.dtype), dict.fromkeys(places), call)
+                key = (act, *places, source.shape, source.dtype)
+                was_ready = self._replays(peers).run(key, dict.fromkeys(places), call)
             event = self.free.pop() if self.free else _cuda.Event()
             event.record(self._stream)
         finally:
             _set_stream(caller)
-        return _OnStream(self, event, (source, out))
+        return _OnStream(self, event, (source, out)), was_ready
 
     def _replays(self, peers: PeerGroup) -> Replays:
         name = f"crossfade.batches.carriers of lane {self._part}"

@@ -29,6 +29,7 @@ class Step:
         is_timed: it counts in the calibration.
         records: the spans of its collectives are recorded.
         host_s: how long its launches took.
+        num_prepared: of how many collectives they took longer than they will.
         begin, end: its time; the end may move to the end of its backward.
     """
 
@@ -37,6 +38,7 @@ class Step:
     is_timed: bool = False
     records: bool = False
     host_s: float = 0.0
+    num_prepared: int = 0
     begin: Mark = None
     end: Mark = None
     began_s: float = field(default_factory=time.perf_counter)
@@ -103,6 +105,7 @@ class Tuner:
     def finish(self, step: Step, output: Any, run: Run | None) -> None:
         """The step's call has returned. ``run``: of an interleaved one."""
         step.host_s = time.perf_counter() - step.began_s
+        step.num_prepared = 0 if run is None else run.num_prepared
         if step.is_timed:
             step.end = mark(on_gpu=self.on_gpu)
             self._timed.append(step)
@@ -139,7 +142,7 @@ class Tuner:
         calibration = self._calibration
         for step in self._timed:  # only now, since a CPU that waits for the GPU cannot run ahead of it
             host_ms = step.host_s * 1e3 if self.on_gpu else None
-            calibration.note(step.way, us_between(step.begin, step.end) / 1e3, host_ms)
+            calibration.note(step.way, us_between(step.begin, step.end) / 1e3, host_ms, step.num_prepared)
         self._timed.clear()
         medians = calibration.medians_ms()
         if self._agreement is not None:

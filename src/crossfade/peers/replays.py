@@ -44,8 +44,8 @@ class Replays:
         addresses: Iterable[int],
         act: Callable[[], object],
         captured: Callable[[], object] | None = None,
-    ) -> None:
-        """Replays a call, or captures it first, or does it, if it is the first of its kind.
+    ) -> bool:
+        """Replays a call, or captures it first, or does it, if it is the first of its kind. Whether it only had to be replayed.
 
         Args:
             key: what the graph knows.
@@ -60,19 +60,21 @@ class Replays:
             graphs[key] = None
             if len(graphs) > MOST_CALLS:
                 graphs.popitem(last=False)
-            return
+            return False
         graphs.move_to_end(key)
         lane.check()
         try:
-            graph = graphs[key]
+            graph, was_ready = graphs[key], True
             if graph is None:
-                graph = graphs[key] = self._capture(captured or act)
+                graph, was_ready = self._capture(captured or act), False
+                graphs[key] = graph
             lane.begin(group.current_stream())
             graph.replay()
         except BaseException as error:  # the other ranks do this call
             lane.cut_off(error)
             raise
         group.check_call(lane)
+        return was_ready
 
     def forget(self) -> None:
         """Gives all graphs back, and their memory. Calls that come again are captured again."""
