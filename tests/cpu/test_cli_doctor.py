@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def test_a_screen() -> None:
     assert "1. copies of pageable memory block the host" in out
     assert "pin_memory" in out
     assert len(out.splitlines()) < 50, "a report is one screen"
+    assert gc.isenabled(), "a command leaves it as it was"
 
 
 def test_a_healthy_program() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.padding import Padding
 from rich.syntax import Syntax
 
 from crossfade.cli.exits import UsersMistake
+from crossfade.cli.garbage import uncollected
 from crossfade.cli.shown import new_table
 from crossfade.files import replace_file
 from crossfade.plan.chrome import chrome_json
@@ -30,6 +30,7 @@ _MOST_REMARKS = 3
 _MOST_COLLECTIVES = 5
 
 
+@uncollected()
 def examine(traces: Sequence[Path], *, is_json: bool, html: Path | None, timeline: Path | None = None) -> None:
     """Reads the traces of a run and prints the diagnosis."""
     for path in (html, timeline):
@@ -39,7 +40,6 @@ def examine(traces: Sequence[Path], *, is_json: bool, html: Path | None, timelin
         raise UsersMistake(
             f"{timeline.name} is neither a picture nor a trace", hint="name a file that ends with .svg or .json"
         )
-    gc.disable()  # a long trace is millions of objects, all in use: looking for garbage among them takes two fifths of the time
     report = diagnose(read_traces(files_of(traces)))
     if is_json:
         print(json.dumps(report_json(report), indent=1))

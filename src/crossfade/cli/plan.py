@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from crossfade.api import CompiledGraph
 from crossfade.api.elsewhere import init_elsewhere, plan_elsewhere
 from crossfade.api.options import CompileOptions
 from crossfade.cli.exits import UsersMistake, told
+from crossfade.cli.garbage import uncollected
 from crossfade.cli.shown import print_bounds
 from crossfade.cli.target import call_target, describe, read_cluster, read_figures
 from crossfade.errors import ActorStartError, GraphError
@@ -29,6 +29,7 @@ MOST_ACTIONS_SHOWN = 500
 """Plans with more actions are not printed."""
 
 
+@uncollected()
 def show_plan(
     target: str,
     *,
@@ -47,7 +48,6 @@ def show_plan(
     model = CostModel() if costs is None else read_figures(CostModel, costs)
     given = None if workload is None else read_figures(Workload, workload)
     options = CompileOptions(max_inflight=max_inflight, overlap=overlap)
-    gc.disable()  # a large graph is millions of objects, all in use: looking for garbage among them takes a third of the time
     if cluster is not None:
         init_elsewhere(cluster)  # before the user's module is imported: it may start actors
         node, work = load_graph(target)
