@@ -26,6 +26,7 @@ from crossfade.profile.recording.calls import CallLog
 from crossfade.profile.recording.machine import GpuSampler, environment
 from crossfade.profile.traces.record import Record
 from crossfade.profile.traces.roles import Role
+from tests.helpers.nvml import FakeNvml
 from tests.helpers.programs import environment as clean
 
 
@@ -171,42 +172,6 @@ def test_a_torch_without_a_registry() -> None:
     assert [entry[0] for entry in log.entries] == [Role.RECORD]
 
 
-class FakeNvml:
-    """A GPU whose clock falls with each reading; the third one fails."""
-
-    NVML_CLOCK_SM = 1
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, num: int) -> None:
-        self.left = num
-        self.is_failed = threading.Event()
-
-    def nvmlInit(self) -> None: ...
-
-    def nvmlShutdown(self) -> None: ...
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        return uuid
-
-    def nvmlDeviceGetMaxClockInfo(self, gpu: str, kind: int) -> int:
-        return 1980
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, gpu: str) -> int:
-        return 700_000
-
-    def nvmlDeviceGetPowerUsage(self, gpu: str) -> int:
-        return 699_000
-
-    def nvmlDeviceGetClockInfo(self, gpu: str, kind: int) -> int:
-        self.left -= 1
-        if self.left < 0:
-            self.is_failed.set()
-            raise self.NVMLError("lost")
-        return 1500
-
-
 def test_clocks_and_power(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNvml(2)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
@@ -216,7 +181,7 @@ def test_clocks_and_power(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler.close()
     assert [sample[1:] for sample in sampler.samples] == [(1500, 699.0)] * 2
     assert sampler.limits == {"max_mhz": 1980, "limit_w": 700.0}
-    assert sampler.missing == "NVML, after 2 samples: lost"
+    assert sampler.missing == "NVML: lost, after 2 samples"
     failing = GpuSampler()
     failing.open("GPU-1")
     failing.close()

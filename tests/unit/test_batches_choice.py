@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +15,14 @@ pytest.importorskip("torch", reason="batches are torch's")
 import torch
 
 import crossfade
+from crossfade.batches import tuner
 from crossfade.batches.calibration import MOST_STEPS, Calibration, Moves, Way, choose, trials
 from crossfade.batches.report import BatchesReport, Counts, why_no_gain, why_not_hidden
 from crossfade.batches.spans import CollectiveSpan, exposed_us, union_us
 from crossfade.batches.tensors import join_outputs, signature, split_batch
+from crossfade.device.clocks import GpuLoad
 from crossfade.errors import BatchesError
+from tests.helpers.nvml import FakeNvml
 
 ONE, GROUPS, COPIES = (Way(moves) for moves in Moves)
 CAPTURED = [Way(moves, is_captured=True) for moves in Moves]
@@ -185,6 +190,10 @@ def test_reports_say_why() -> None:
     assert "launches" in why_no_gain(medians, {GROUPS: [10.0]}, Counts((3, 3), (3, 3)))
     assert "power limit" in why_no_gain(medians, {GROUPS: [2.0]}, Counts((3, 3), (3, 3)))
     assert "inside an operator" in why_no_gain(medians, {}, Counts((3, 3), (0, 0), {"inside an operator": 6}))
+    hot, cool = GpuLoad(1400.0, 1980.0, 699.0, 700.0), GpuLoad(1980.0, 1980.0, 500.0, 700.0)
+    told = [why_no_gain(medians, {GROUPS: [2.0]}, Counts((3, 3), (3, 3)), load) for load in (hot, cool)]
+    assert "is at its power limit (699 of 700 W, at 1,400 of 1,980 MHz)" in told[0]
+    assert "power" not in told[1]
     assert why_not_hidden(Counts(), 9.5, 0.5) == ""
     assert "inside an operator" in why_not_hidden(Counts((1, 1), (1, 0), {"inside an operator": 1}), 1.0, 9.0)
     report = BatchesReport(
@@ -199,6 +208,23 @@ def test_reports_say_why() -> None:
         "note: dropout",
     ):
         assert line in str(report)
+
+
+def test_clock_and_power_are_read_while_ways_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml(100)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1"))
+    monkeypatch.setattr(tuner, "mark", lambda *, on_gpu: 0.0)
+    monkeypatch.setattr(tuner, "us_between", lambda begin, end: 1000.0)
+    measured = tuner.Tuner([ONE, GROUPS], "", None, "cuda", 2)
+    while measured.chosen is None:
+        measured.finish(measured.begin(), torch.zeros(1), None)
+    report = measured.report()
+    assert report.load == GpuLoad(1500, 1980, 699.0, 700.0)
+    assert "its power limit" in str(report)
+    assert nvml.left == 100 - sum(not trial.is_warm_up for trial in trials([ONE, GROUPS])), "and not afterwards"
+    assert not nvml.num_open
 
 
 def test_the_benchmark_tells_medians_and_what_went_wrong(tmp_path: Path) -> None:

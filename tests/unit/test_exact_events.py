@@ -130,13 +130,17 @@ def test_a_record_that_cannot_be_read_is_a_note(tmp_path: Path, contents: Any) -
 
 def test_queues_and_power() -> None:
     record = Record.read({"version": 1})
-    assert (record.num_queues, record.is_at_power_limit) == (8, False)
+    assert (record.num_queues, record.load) == (8, None)
     samples = [[0, 1500, 695.0], [1, 1400, 698.0], [2, 1980, 300.0]]
     clocks = {"samples": samples, "max_mhz": 1980, "limit_w": 700.0}
     record = Record.read({"version": 1, "environment": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, "clocks": clocks})
-    assert (record.num_queues, record.is_at_power_limit) == (1, True)
+    assert (record.num_queues, str(record.load)) == (1, "695 of 700 W, at 1,500 of 1,980 MHz")
+    assert record.load is not None
+    assert record.load.is_at_power_limit
     cool = {**clocks, "samples": [[0, 1980, 695.0]]}  # much power at the highest clock is no limit
-    assert not Record.read({"version": 1, "clocks": cool}).is_at_power_limit
+    load = Record.read({"version": 1, "clocks": cool}).load
+    assert load is not None
+    assert not load.is_at_power_limit
 
 
 def one_queue(rank: Rank) -> None:

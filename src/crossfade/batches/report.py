@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from crossfade.batches.calibration import LEAST_GAIN, Moves, Way
 from crossfade.batches.spans import CollectiveSpan, exposed_us, union_us
+from crossfade.device.clocks import GpuLoad
 
 MOSTLY = 0.9
 """From this share on a step counts as bound by its launches, and communication as hidden."""
@@ -46,6 +47,7 @@ class BatchesReport:
         not_hidden: why the rest was not.
         timeline: the recorded collectives.
         notes: what else a user should know.
+        load: the GPU's clock and power while ways were measured; None where they could not be read (the package nvidia-ml-py).
     """
 
     way: str
@@ -61,6 +63,7 @@ class BatchesReport:
     not_hidden: str = ""
     timeline: tuple[CollectiveSpan, ...] = ()
     notes: tuple[str, ...] = ()
+    load: GpuLoad | None = None
 
     @property
     def gain(self) -> float:
@@ -73,6 +76,8 @@ class BatchesReport:
         for name, taken in sorted(self.measured_ms.items(), key=lambda item: item[1]):
             host = f" (launches {self.host_ms[name]:.2f} ms)" if name in self.host_ms else ""
             lines.append(f"  {name:<24} {taken:9.2f} ms{host}")
+        if self.load is not None:
+            lines.append(f"the GPU meanwhile: {self.load}" + ", its power limit" * self.load.is_at_power_limit)
         if self.counts.collectives:
             lines.append(
                 f"collectives of each batch: {', '.join(map(str, self.counts.collectives))}; "
@@ -93,8 +98,13 @@ def hidden_of(spans: Sequence[CollectiveSpan], num_parts: int, total_us: float) 
     return all_us / 1e3, (all_us - open_us) / 1e3, open_us / 1e3
 
 
-def why_no_gain(medians_ms: Mapping[Way, float], host_ms: Mapping[Way, Sequence[float]], counts: Counts) -> str:
-    """Why one batch is at least as fast as all other ways."""
+def why_no_gain(
+    medians_ms: Mapping[Way, float],
+    host_ms: Mapping[Way, Sequence[float]],
+    counts: Counts,
+    load: GpuLoad | None = None,
+) -> str:
+    """Why one batch is at least as fast as all other ways. ``load``: the GPU's meanwhile, if it is known."""
     others = {way: taken for way, taken in medians_ms.items() if way.moves is not Moves.ONE}
     if not others:
         return "there is no other way here"
@@ -110,7 +120,9 @@ def why_no_gain(medians_ms: Mapping[Way, float], host_ms: Mapping[Way, Sequence[
             "" if best.is_captured else ": capture=True removes them where shapes are fixed and no gradient is needed"
         )
         return f"{said}; it is bound by launches{hint}"
-    power = ", or the GPU is at its power limit" if host_ms.get(best) else ""
+    if load is not None and load.is_at_power_limit:
+        return f"{said}; the GPU is at its power limit ({load}): what is hidden lowers its clock"
+    power = ", or the GPU is at its power limit" if host_ms.get(best) and load is None else ""
     return f"{said}; parts compute less efficiently than the whole, or contend with communication{power}"
 
 

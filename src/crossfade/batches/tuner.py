@@ -17,6 +17,7 @@ from crossfade.batches.parts import Run
 from crossfade.batches.report import BatchesReport, Counts, hidden_of, why_no_gain, why_not_hidden
 from crossfade.batches.spans import Mark, mark, us_between
 from crossfade.batches.tensors import signature
+from crossfade.device.clocks import GpuClocks, GpuLoad, Sample
 
 
 @dataclass
@@ -73,6 +74,9 @@ class Tuner:
         self._shapes: dict[Moves, tuple[str, ...]] = {}
         self._counts = Counts()
         self._recorded: Run | None = None
+        self._clocks: GpuClocks | None = None  # while ways are measured
+        self._samples: list[Sample] = []
+        self._load: GpuLoad | None = None
 
     @property
     def on_gpu(self) -> bool:
@@ -112,6 +116,7 @@ class Tuner:
             _at_end_of_backward(output, lambda: setattr(step, "end", mark(on_gpu=self.on_gpu)))
         if self.chosen is None:
             self._shapes.setdefault(step.way.moves, signature(output))
+            self._read_clock(step)
         if run is not None:
             atomic = sum((part.atomic for part in run.parts), Counter[str]())
             self._counts = Counts(
@@ -119,6 +124,24 @@ class Tuner:
             )
             if step.records:
                 self._has_recorded, self._recorded = True, run
+
+    def _read_clock(self, step: Step) -> None:
+        """Behind a step's launches, while the GPU computes."""
+        if not self.on_gpu:
+            return
+        if self._clocks is None:
+            uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+            self._clocks = GpuClocks(f"GPU-{uuid}")
+        sample = self._clocks.read() if step.is_timed else None
+        if sample is not None:
+            self._samples.append(sample)
+
+    def _close_clocks(self) -> None:
+        clocks, self._clocks = self._clocks, None
+        if clocks is not None:
+            clocks.close()
+            columns = [list(column) for column in zip(*self._samples, strict=True)] or [[], []]
+            self._load = GpuLoad.of(columns[0], columns[1], clocks.max_mhz, clocks.limit_w)
 
     def gives_up(self, step: Step, why: str) -> bool:
         """Whether a captured way is given up, since a rank says why it must be. Collective."""
@@ -137,6 +160,7 @@ class Tuner:
     def fall_back(self, reason: str) -> None:
         """From now on the whole batch is run. All ranks do it in the same step."""
         self.chosen, self.reason = Way(Moves.ONE), reason
+        self._close_clocks()
 
     def _settle(self) -> None:
         calibration = self._calibration
@@ -144,6 +168,7 @@ class Tuner:
             host_ms = step.host_s * 1e3 if self.on_gpu else None
             calibration.note(step.way, us_between(step.begin, step.end) / 1e3, host_ms, step.num_prepared)
         self._timed.clear()
+        self._close_clocks()
         medians = calibration.medians_ms()
         if self._agreement is not None:
             medians = maximum(medians, self._agreement.group, self._device)
@@ -157,7 +182,7 @@ class Tuner:
         if self._obstacle:
             self.reason = self._obstacle
         elif self.chosen.moves is Moves.ONE:
-            self.reason = why_no_gain(self._medians_ms, calibration.host_ms, self._counts)
+            self.reason = why_no_gain(self._medians_ms, calibration.host_ms, self._counts, self._load)
         else:
             single = min(taken for way, taken in self._medians_ms.items() if way.moves is Moves.ONE)
             self.reason = f"it takes {self._medians_ms[self.chosen] / single:.3f} of one batch's time"
@@ -172,6 +197,7 @@ class Tuner:
             num_batches=self._num_batches,
             measured_ms={str(way): taken for way, taken in self._medians_ms.items()},
             host_ms=host,
+            load=self._load,
             counts=self._counts,
             notes=(*self.notes, *self._notes_of_counts()),
         )

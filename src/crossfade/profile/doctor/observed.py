@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 
 from crossfade.profile.traces.events import RankTrace
 
@@ -19,10 +18,9 @@ def observed(traces: Sequence[RankTrace]) -> tuple[str, ...]:
             found.append(
                 f"{trace.label}: a step without the profiler takes {record.untraced_us / 1e3:.3f} ms, as measured before"
             )
-        if record.is_at_power_limit:
+        if record.load is not None and record.load.is_at_power_limit:
             found.append(
-                f"{trace.label}: the GPU is at its power limit ({median(record.powers_w):.0f} of {record.limit_w:.0f} W, at"
-                f" {median(record.clocks_mhz):,.0f} of {record.max_mhz:,.0f} MHz): communication that is hidden lowers the clock"
+                f"{trace.label}: the GPU is at its power limit ({record.load}): communication that is hidden lowers the clock"
                 " further, so less is won than predicted"
             )
         if record.num_retried:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import threading
 import time
-from typing import Any
+
+from crossfade.device.clocks import GpuClocks
 
 _VARIABLES = ("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _PREFIXES = ("NCCL_", "TORCH_NCCL_")
@@ -31,30 +31,18 @@ class GpuSampler:
         self.samples: list[tuple[int, int, float]] = []
         self.limits: dict[str, float] = {}
         self.missing = ""
-        self._nvml: Any = None
-        self._gpu: Any = None
+        self._clocks: GpuClocks | None = None
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def open(self, uuid: str) -> None:
         """Begins to read the GPU that has this UUID, ``GPU-...``."""
-        try:
-            self._nvml = importlib.import_module("pynvml")
-        except ImportError:
-            self.missing = "the package nvidia-ml-py is not installed"
+        clocks = self._clocks = GpuClocks(uuid)
+        if not self._read(clocks):
+            self.missing = clocks.missing
             return
-        try:
-            self._nvml.nvmlInit()
-            self._gpu = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
-            self.limits = {
-                "max_mhz": self._nvml.nvmlDeviceGetMaxClockInfo(self._gpu, self._nvml.NVML_CLOCK_SM),
-                "limit_w": self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._gpu) / 1e3,
-            }
-            self._read()
-        except self._nvml.NVMLError as error:
-            self.missing = f"NVML: {error}"
-            return
-        self._thread = threading.Thread(target=self._run, name="crossfade-clocks", daemon=True)
+        self.limits = {"max_mhz": clocks.max_mhz, "limit_w": clocks.limit_w}
+        self._thread = threading.Thread(target=self._run, args=(clocks,), name="crossfade-clocks", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -62,16 +50,17 @@ class GpuSampler:
         self._is_over.set()
         if self._thread is not None:
             self._thread.join()
-            self._nvml.nvmlShutdown()
+        if self._clocks is not None:
+            self._clocks.close()
 
-    def _run(self) -> None:
+    def _run(self, clocks: GpuClocks) -> None:
         while not self._is_over.wait(_PERIOD_S):
-            try:
-                self._read()
-            except self._nvml.NVMLError as error:
-                self.missing = f"NVML, after {len(self.samples)} samples: {error}"
+            if not self._read(clocks):
+                self.missing = f"{clocks.missing}, after {len(self.samples)} samples"
                 return
 
-    def _read(self) -> None:
-        clock = self._nvml.nvmlDeviceGetClockInfo(self._gpu, self._nvml.NVML_CLOCK_SM)
-        self.samples.append((time.time_ns(), clock, self._nvml.nvmlDeviceGetPowerUsage(self._gpu) / 1e3))
+    def _read(self, clocks: GpuClocks) -> bool:
+        sample = clocks.read()
+        if sample is not None:
+            self.samples.append((time.time_ns(), *sample))
+        return sample is not None

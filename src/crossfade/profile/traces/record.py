@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, NamedTuple
 
 import msgspec
 
+from crossfade.device.clocks import GpuLoad
 from crossfade.profile.traces.roles import Role
 
 KEY = "crossfade"
 VERSION = 1
 _QUEUES = 8  # CUDA's own, where the environment says nothing
-_AT_LIMIT = 0.97  # of the power limit
 
 
 class Entry(NamedTuple):
@@ -105,8 +104,6 @@ class Record:
         return int(value) if value.isdecimal() and int(value) else _QUEUES
 
     @property
-    def is_at_power_limit(self) -> bool:
-        """Whether the GPU runs at its power limit, below its highest clock, for half of the time and more."""
-        if not self.powers_w or not self.limit_w:
-            return False
-        return median(self.powers_w) >= _AT_LIMIT * self.limit_w and median(self.clocks_mhz) < _AT_LIMIT * self.max_mhz
+    def load(self) -> GpuLoad | None:
+        """The GPU's clock and power; None where they were not read."""
+        return GpuLoad.of(self.clocks_mhz, self.powers_w, self.max_mhz, self.limit_w)
