@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -193,7 +194,8 @@ def work(peers: Any, rank: int, where: str, sides: Sequence[Side], out: str, opt
         for row in rows:
             if rank == 0:
                 with Path(out).open("a") as file:
-                    file.write(json.dumps({"where": where, "schedule": schedule, **row}) + "\n")
+                    head = {"where": where, "schedule": schedule, "tokens": sizes.tokens}
+                    file.write(json.dumps({**head, **row}) + "\n")
         if is_gpu:
             torch.cuda.empty_cache()
     dist.barrier(group=options["everyone"])
@@ -209,7 +211,6 @@ def run(options: argparse.Namespace) -> None:
     begin_s = time.monotonic()
     options.out.unlink(missing_ok=True)
     head = {"machine": machine_in_words()[1], "slug": machine_in_words()[0].hardware, "date": today()}
-    head["tokens"] = options.tokens
     options.out.write_text(json.dumps(head) + "\n")
     for where, transport in ((PEERS, "auto"), (NO_PEERS, "staged")):
         left_s = options.limit_s - (time.monotonic() - begin_s)
@@ -228,7 +229,7 @@ def run(options: argparse.Namespace) -> None:
             path.unlink()
 
 
-def tables(rows: Sequence[Mapping[str, Any]]) -> tuple[Table, Table]:
+def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     """Losses and step times; what was exposed."""
     shown = Table(
         "Steps in turns, ms: median (lowest to highest block)",
@@ -238,28 +239,38 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> tuple[Table, Table]:
         f"Exposed communication: what a step takes more without peer access than over {PEERS}, ms",
         ["schedule", "torch's own", "crossfade", "won, of what was exposed"],
     )
-    times: dict[tuple[str, str, str], Series] = {}
+    times: dict[tuple[str, int, str, str], Series] = {}
     for row in rows:
         if "ms" in row:
             side = "crossfade" if row["side"] == "crossfade" else "own"
-            times.setdefault((row["where"], row["schedule"], side), Series()).add(row["ms"])
-    for where in (PEERS, NO_PEERS):
-        for schedule in SCHEDULES:
-            own, ours = (times.get((where, schedule, side)) for side in ("own", "crossfade"))
-            said = [r for r in rows if (r.get("where"), r.get("schedule")) == (where, schedule) and "equal" in r]
-            if said:
-                cells = ["-" if each is None else _text(each) for each in (own, ours)]
-                over = ratio(ours, own) if own and ours else None
-                equal = "yes" if all(r["equal"] for r in said) else "NO"
-                shown.add(where, schedule, str(sum(r["losses"] for r in said)), equal, *cells, str(over or "-"))
-    for schedule in SCHEDULES:
-        best = [_median(times.get((PEERS, schedule, side))) for side in ("own", "crossfade")]
-        without = [_median(times.get((NO_PEERS, schedule, side))) for side in ("own", "crossfade")]
+            times.setdefault((row["where"], row["tokens"], row["schedule"], side), Series()).add(row["ms"])
+    sizes = sorted({row["tokens"] for row in rows if "tokens" in row})
+    for where, tokens, schedule in product((PEERS, NO_PEERS), sizes, SCHEDULES):
+        own, ours = (times.get((where, tokens, schedule, side)) for side in ("own", "crossfade"))
+        said = [
+            row
+            for row in rows
+            if "equal" in row and (row["where"], row["tokens"], row["schedule"]) == (where, tokens, schedule)
+        ]
+        if said:
+            cells = ["-" if each is None else _text(each) for each in (own, ours)]
+            over = ratio(ours, own) if own and ours else None
+            equal = "yes" if all(r["equal"] for r in said) else "NO"
+            label = f"{where}, {tokens:,} tokens"
+            shown.add(label, schedule, str(sum(r["losses"] for r in said)), equal, *cells, str(over or "-"))
+    for tokens, schedule in product(sizes, SCHEDULES):
+        best = [_median(times.get((PEERS, tokens, schedule, side))) for side in ("own", "crossfade")]
+        without = [_median(times.get((NO_PEERS, tokens, schedule, side))) for side in ("own", "crossfade")]
         if None not in (*best, *without):
             least = min(best)  # type: ignore[type-var]
             before, after = (each - least for each in without)  # type: ignore[operator]
-            exposed.add(schedule, f"{before:.2f}", f"{after:.2f}", f"{1 - after / before:.0%}" if before > 0 else "-")
-    return shown, exposed
+            exposed.add(
+                f"{schedule}, {tokens:,} tokens",
+                f"{before:.2f}",
+                f"{after:.2f}",
+                f"{1 - after / before:.0%}" if before > 0 else "-",
+            )
+    return [shown] + [exposed] * bool(exposed.rows)
 
 
 def _median(series: Series | None) -> float | None:

@@ -56,7 +56,10 @@ def slim(trace: dict[str, Any], num_steps: int | None = None) -> dict[str, Any]:
 
 def _first_steps(events: list[dict[str, Any]], num: int) -> list[dict[str, Any]]:
     """What the host does before the end of a step, and what the GPU does for it."""
-    marks = sorted(event["ts"] + event["dur"] for event in events if event["name"].startswith("ProfilerStep#"))
+    steps = [
+        event for event in events if event.get("cat") == "user_annotation" and event["name"].startswith("ProfilerStep#")
+    ]
+    marks = sorted(event["ts"] + event["dur"] for event in steps)
     end_us = marks[num - 1]
     calls = [event for event in events if event.get("cat") in _CALLS]
     later = {

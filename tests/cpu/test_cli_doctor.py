@@ -77,6 +77,7 @@ def test_what_cannot_be_read_is_the_users_mistake(tmp_path: Path, content: str, 
     path = tmp_path / "trace.json"
     path.write_text(content)
     code, _, err = run(path)
+    assert gc.isenabled()
     assert code == 2
     assert message in err
     assert "hint: " in err

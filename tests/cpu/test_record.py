@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 import crossfade
 from crossfade.cli.main import app
+from crossfade.device.clocks import GpuClocks
 from crossfade.profile.recording.calls import CallLog
 from crossfade.profile.recording.machine import GpuSampler, environment
 from crossfade.profile.traces.record import Record
@@ -179,6 +180,7 @@ def test_clocks_and_power(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler.open("GPU-1")
     assert nvml.is_failed.wait(10)
     sampler.close()
+    assert not nvml.num_open
     assert [sample[1:] for sample in sampler.samples] == [(1500, 699.0)] * 2
     assert sampler.limits == {"max_mhz": 1980, "limit_w": 700.0}
     assert sampler.missing == "NVML: lost, after 2 samples"
@@ -252,3 +254,20 @@ def test_no_script(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["record", str(tmp_path / "none.py")])
     assert result.exit_code == 2
     assert "there is no file" in result.stderr
+
+
+@pytest.mark.parametrize("missing", ["nvmlDeviceGetHandleByUUID", "nvmlDeviceGetEnforcedPowerLimit", "nvmlInit"])
+def test_a_gpu_that_cannot_be_read_is_told_and_nothing_stays_open(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise AttributeError(f"no {missing}")
+
+    nvml = FakeNvml(2)
+    monkeypatch.setattr(nvml, missing, fail)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    clocks = GpuClocks("GPU-1")
+    assert clocks.missing == f"NVML: no {missing}"
+    assert (clocks.read(), clocks.max_mhz, clocks.limit_w) == (None, 0.0, 0.0)
+    assert not nvml.num_open
+    clocks.close()

@@ -33,6 +33,9 @@ class FakeNvml:
     def nvmlDeviceGetEnforcedPowerLimit(self, gpu: str) -> int:
         return 700_000
 
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: str) -> int:
+        return 0x4
+
     def nvmlDeviceGetPowerUsage(self, gpu: str) -> int:
         return 699_000
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -63,15 +64,20 @@ def test_launches_that_take_longer_than_the_gpu_count() -> None:
     assert choose(medians) == ONE
 
 
-def test_steps_that_prepare_collectives_do_not_count_where_one_has_fewer() -> None:
+@pytest.mark.parametrize(
+    ("prepared", "counted"),
+    [((48, 48, 0, 3), (2, 3)), ((48, 47, 48), (0, 1, 2)), ((0, 0, 0), (0, 1, 2)), ((5,), (0,))],
+)
+def test_steps_that_prepare_collectives_do_not_count_where_others_had_few(
+    prepared: tuple[int, ...], counted: tuple[int, ...]
+) -> None:
     """Copy engines took 34.9 ms in a calibration on two GPUs and 30.8 later, when all collectives were replayed."""
     calibration = Calibration([ONE, COPIES])
     calibration.note(ONE, 33.4, 9.6)
-    for gpu_ms, host_ms, num_prepared in ((36.0, 36.0, 48), (34.9, 34.1, 48), (30.8, 24.0, 0)):
-        calibration.note(COPIES, gpu_ms, host_ms, num_prepared)
-    calibration.note(COPIES, 40.0, 40.0, 3)
-    assert calibration.medians_ms() == [33.4, 30.8]
-    assert calibration.host_ms[COPIES] == [24.0]
+    for place, num in enumerate(prepared):
+        calibration.note(COPIES, 30.0 + place, 20.0 + place, num)
+    assert calibration.host_ms[COPIES] == [20.0 + place for place in counted]
+    assert calibration.medians_ms() == [33.4, 30.0 + sum(counted) / len(counted)]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +199,13 @@ def test_reports_say_why() -> None:
     hot, cool = GpuLoad(1400.0, 1980.0, 699.0, 700.0), GpuLoad(1980.0, 1980.0, 500.0, 700.0)
     told = [why_no_gain(medians, {GROUPS: [2.0]}, Counts((3, 3), (3, 3)), load) for load in (hot, cool)]
     assert "is at its power limit (699 of 700 W, at 1,400 of 1,980 MHz)" in told[0]
-    assert "power" not in told[1]
+    assert "power" not in told[1], "the highest clock has nothing to do with power"
+    lower = GpuLoad(1700.0, 1980.0, 300.0, 700.0)  # the power is a mean of the second before
+    for load, is_told in (
+        (lower, "or the GPU is at its power limit"),
+        (lower._replace(is_capped=True), "is at its power"),
+    ):
+        assert is_told in why_no_gain(medians, {GROUPS: [2.0]}, Counts((3, 3), (3, 3)), load)
     assert why_not_hidden(Counts(), 9.5, 0.5) == ""
     assert "inside an operator" in why_not_hidden(Counts((1, 1), (1, 0), {"inside an operator": 1}), 1.0, 9.0)
     report = BatchesReport(
@@ -221,10 +233,32 @@ def test_clock_and_power_are_read_while_ways_are_measured(monkeypatch: pytest.Mo
     while measured.chosen is None:
         measured.finish(measured.begin(), torch.zeros(1), None)
     report = measured.report()
-    assert report.load == GpuLoad(1500, 1980, 699.0, 700.0)
+    assert report.load == GpuLoad(1500, 1980, 699.0, 700.0, is_capped=True)
     assert "its power limit" in str(report)
     assert nvml.left == 100 - sum(not trial.is_warm_up for trial in trials([ONE, GROUPS])), "and not afterwards"
     assert not nvml.num_open
+
+
+def test_training_reads_the_clock_behind_its_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml(100)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1"))
+    monkeypatch.setattr(tuner, "mark", lambda *, on_gpu: 0.0)
+
+    def train() -> None:
+        measured = tuner.Tuner([ONE, GROUPS], "", None, "cuda", 2)
+        for _ in range(3):
+            step, output = measured.begin(), torch.ones(1, requires_grad=True) * 2
+            measured.finish(step, output, None)
+            left = nvml.left
+            output.backward()  # type: ignore[no-untyped-call]
+            assert nvml.left == left - step.is_timed
+        assert nvml.num_open == 1
+
+    train()
+    gc.collect()
+    assert not nvml.num_open, "a kind of call that never came to an end"
 
 
 def test_the_benchmark_tells_medians_and_what_went_wrong(tmp_path: Path) -> None:

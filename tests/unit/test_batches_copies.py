@@ -13,6 +13,7 @@ import torch
 
 from crossfade.batches import carriers
 from crossfade.batches.carriers import _Track
+from crossfade.batches.parts import Run
 from tests.helpers.cuda_graphs import Machine, play
 
 CALLER = (5, 0, 1)
@@ -154,3 +155,25 @@ def test_a_graph_is_of_the_memory_that_it_was_captured_with(streams: Streams) ->
         assert (machine.num_captures, machine.num_replays) == (num_captures, num_replays)
         assert out.tolist() == [2.0] * 3
         out.zero_()
+
+
+def test_copy_engines_count_the_collectives_that_were_no_replays(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers, machine = Peers(streams), streams._machine
+    engines = carriers.CopyEngines(2, carriers.ProcessGroups())
+    monkeypatch.setattr(engines, "open", lambda group, device: peers)
+    tracks = [_Track(part) for part in range(2)]
+    monkeypatch.setattr(carriers, "_track", tracks.__getitem__)
+    one: Any = SimpleNamespace(device=SimpleNamespace(type="cuda"), data_ptr=lambda: 1, shape=(1,), dtype=torch.float32)
+
+    def act(*_: Any, lane: int) -> None:
+        machine.do(lambda: None)
+
+    counted = []
+    for _ in range(3):
+        run = Run(engines)
+        for part in (0, 1):
+            engines._do(part, None, act, one, one)  # type: ignore[arg-type]
+        counted.append(run.num_prepared)
+    assert counted == [2, 2, 0], "done once, captured, then replayed"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.doctor import judge
+from benchmarks.doctor.slim import slim
 from tests.helpers.gpu_traces import Machine, Rank
 
 WIDE, NARROW = [0.02, 0.04, 0.055, 0.07, 0.09], [0.049, 0.06, 0.06, 0.061, 0.07]
@@ -62,3 +63,22 @@ def test_a_program_without_a_cause_is_never_set_aside(
 ) -> None:
     out = judged(tmp_path, monkeypatch, capsys, cause="", gains=WIDE)
     assert "2 of 2 traces" in out
+
+
+def test_a_slim_trace_keeps_the_first_steps_and_what_the_gpu_does_for_them() -> None:
+    events: list[dict[str, object]] = []
+    for step in range(3):
+        at, own = 100.0 * step, {"correlation": step}
+        for kind in ("user_annotation", "gpu_user_annotation"):
+            events.append({"ph": "X", "cat": kind, "name": f"ProfilerStep#{step}", "ts": at, "dur": 90.0, "args": {}})
+        events.append(
+            {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": at + 5, "dur": 3.0, "args": own}
+        )
+        events.append({"ph": "X", "cat": "kernel", "name": f"{step}", "ts": at + 150, "dur": 20.0, "args": own})
+    kept = slim({"traceEvents": events}, 2)["traceEvents"]
+    assert [event["name"] for event in kept if event["cat"] == "kernel"] == ["0", "1"]
+    assert [event["name"] for event in kept if event["cat"] == "user_annotation"] == [
+        "ProfilerStep#0",
+        "ProfilerStep#1",
+    ]
+    assert len(slim({"traceEvents": events})["traceEvents"]) == 9

@@ -9,7 +9,7 @@ import pytest
 import crossfade
 from crossfade.profile.doctor.diagnosis import diagnose
 from crossfade.profile.doctor.metrics import rank_metrics
-from crossfade.profile.doctor.timeline import after, one_step, seen
+from crossfade.profile.doctor.timeline import one_step, replayed, seen
 from crossfade.profile.traces.reader import read_traces
 from tests.helpers.gpu_traces import Machine, Rank
 
@@ -36,9 +36,9 @@ def test_figures_of_a_timeline(tmp_path: Path) -> None:
 
 def test_the_replay_without_change_is_the_trace(tmp_path: Path) -> None:
     report = diagnose(read_traces(Machine(program, 2).save(tmp_path)))
-    replayed = after(report.traced, report.traced.program)
-    assert replayed is not None
-    assert replayed.makespan_us == pytest.approx(seen(report.traced).makespan_us, rel=0.01)
+    again = replayed(report.traced, report.traced.program, "again")
+    assert again is not None
+    assert again.makespan_us == pytest.approx(seen(report.traced).makespan_us, rel=0.01)
 
 
 def test_one_step_is_as_long_as_the_doctor_says(tmp_path: Path) -> None:

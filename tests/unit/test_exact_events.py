@@ -92,6 +92,39 @@ def test_a_stream_that_only_waits_hands_on_what_it_waits_for(tmp_path: Path) -> 
         assert found.events[names[f"9 {step}"]] == [names["first"], names[f"8 {step - 1}"]]
 
 
+def waits_and_hands_on(rank: Rank) -> None:
+    """Stream 7 never has work: it waits for stream 8, and stream 9 for it. What is launched nearby is on stream 10."""
+    rank.stream = 8
+    rank.kernel(1000, "8")
+    rank.stream = 7
+    rank.wait_stream(8)
+    rank.stream = 10
+    rank.kernel(50, "10")
+    rank.stream = 9
+    rank.wait_stream(7)
+    rank.kernel(10, "9")
+
+
+def test_a_stream_without_work_is_no_other_one(tmp_path: Path) -> None:
+    found, names = waits(waits_and_hands_on, tmp_path, has_record=True)
+    assert found.events == {names["9"]: [names["8"]]}
+
+
+def only_waits(rank: Rank) -> None:
+    for step in range(3):
+        for stream, length in ((8, 800), (9, 100)):
+            rank.stream = stream
+            rank.kernel(length, f"{stream} {step}")
+        rank.stream = 7  # which has no work, and nobody waits for it
+        rank.wait_stream(8)
+        rank.wait_stream(9)
+
+
+def test_what_only_a_stream_without_work_waits_for_holds_nothing(tmp_path: Path) -> None:
+    found, _ = waits(only_waits, tmp_path, has_record=True)
+    assert found.events == {}
+
+
 def test_streams_by_cuda_sync_events(tmp_path: Path) -> None:
     """Without CUPTI's numbers: what a synchronisation event says of a stream counts more than what is launched nearby."""
 

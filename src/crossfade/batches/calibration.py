@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 MOST_STEPS = 12
 MOST_ROUNDS = 4
@@ -53,6 +54,12 @@ class Trial:
     is_warm_up: bool
 
 
+class _Timed(NamedTuple):
+    taken_ms: float
+    host_ms: float | None
+    num_prepared: int
+
+
 class Calibration:
     """The steps that are left, and what was measured.
 
@@ -62,9 +69,7 @@ class Calibration:
 
     def __init__(self, ways: Sequence[Way]) -> None:
         self.ways = list(ways)
-        self.measured_ms: dict[Way, list[float]] = {way: [] for way in ways}
-        self.host_ms: dict[Way, list[float]] = {way: [] for way in ways}
-        self._fewest: dict[Way, int] = {}
+        self._timed: dict[Way, list[_Timed]] = {way: [] for way in ways}
         self._trials = trials(ways)
 
     def next(self) -> Trial | None:
@@ -78,19 +83,20 @@ class Calibration:
 
     def note(self, way: Way, taken_ms: float, host_ms: float | None, num_prepared: int = 0) -> None:
         """A timed step: how long it took, and how long its launches took the CPU; None where the CPU does the work itself.
-
-        Of the steps of a way only those count that had the fewest collectives to prepare: a later step has none.
+        ``num_prepared``: of how many collectives they took longer than when these come again.
         """
-        fewest = self._fewest.setdefault(way, num_prepared)
-        if num_prepared > fewest:
-            return
-        if num_prepared < fewest:
-            self._fewest[way] = num_prepared
-            self.measured_ms[way].clear()
-            self.host_ms[way].clear()
-        self.measured_ms[way].append(taken_ms)
-        if host_ms is not None:
-            self.host_ms[way].append(host_ms)
+        self._timed[way].append(_Timed(taken_ms, host_ms, num_prepared))
+
+    def _counted(self, way: Way) -> list[_Timed]:
+        """A way's steps; where some had at most half as many collectives to prepare as another one, only those."""
+        timed = self._timed[way]
+        most = max((step.num_prepared for step in timed), default=0)
+        return [step for step in timed if 2 * step.num_prepared <= most] or timed
+
+    @property
+    def host_ms(self) -> dict[Way, list[float]]:
+        """How long launches took, of the steps that count; nothing where the CPU does the work itself."""
+        return {way: [step.host_ms for step in self._counted(way) if step.host_ms is not None] for way in self._timed}
 
     def medians_ms(self) -> list[float]:
         """What a step takes in a row of steps, one a way; infinite where nothing was measured.
@@ -98,7 +104,9 @@ class Calibration:
         That is the GPU's time or that of the launches, whichever is longer: a few steps alone may run behind others that the GPU
         has still to do, and take it no longer than their kernels, however long their launches took.
         """
-        return [max(_median(self.measured_ms[way]), _median(self.host_ms[way] or [0.0])) for way in self.ways]
+        host_ms = self.host_ms
+        taken_ms = {way: [step.taken_ms for step in self._counted(way)] for way in self.ways}
+        return [max(_median(taken_ms[way]), _median(host_ms[way] or [0.0])) for way in self.ways]
 
 
 def _median(samples: Sequence[float]) -> float:

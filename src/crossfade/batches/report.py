@@ -122,7 +122,8 @@ def why_no_gain(
         return f"{said}; it is bound by launches{hint}"
     if load is not None and load.is_at_power_limit:
         return f"{said}; the GPU is at its power limit ({load}): what is hidden lowers its clock"
-    power = ", or the GPU is at its power limit" if host_ms.get(best) and load is None else ""
+    is_open = load is None or not load.is_at_highest_clock
+    power = ", or the GPU is at its power limit" if host_ms.get(best) and is_open else ""
     return f"{said}; parts compute less efficiently than the whole, or contend with communication{power}"
 
 

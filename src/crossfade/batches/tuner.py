@@ -109,14 +109,15 @@ class Tuner:
     def finish(self, step: Step, output: Any, run: Run | None) -> None:
         """The step's call has returned. ``run``: of an interleaved one."""
         step.host_s = time.perf_counter() - step.began_s
-        step.num_prepared = 0 if run is None else run.num_prepared
+        step.num_prepared = 0 if run is None or step.way.is_captured else run.num_prepared
         if step.is_timed:
             step.end = mark(on_gpu=self.on_gpu)
             self._timed.append(step)
-            _at_end_of_backward(output, lambda: setattr(step, "end", mark(on_gpu=self.on_gpu)))
+        is_over = not (step.is_timed and _at_end_of_backward(output, lambda: self._end_backward(step)))
         if self.chosen is None:
             self._shapes.setdefault(step.way.moves, signature(output))
-            self._read_clock(step)
+            if is_over:
+                self._read_clock(step)
         if run is not None:
             atomic = sum((part.atomic for part in run.parts), Counter[str]())
             self._counts = Counts(
@@ -125,9 +126,13 @@ class Tuner:
             if step.records:
                 self._has_recorded, self._recorded = True, run
 
+    def _end_backward(self, step: Step) -> None:
+        step.end = mark(on_gpu=self.on_gpu)
+        self._read_clock(step)
+
     def _read_clock(self, step: Step) -> None:
-        """Behind a step's launches, while the GPU computes."""
-        if not self.on_gpu:
+        """Behind a step's launches, while the GPU computes; not between the marks of its time."""
+        if not self.on_gpu or self.chosen is not None:
             return
         if self._clocks is None:
             uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
@@ -140,8 +145,8 @@ class Tuner:
         clocks, self._clocks = self._clocks, None
         if clocks is not None:
             clocks.close()
-            columns = [list(column) for column in zip(*self._samples, strict=True)] or [[], []]
-            self._load = GpuLoad.of(columns[0], columns[1], clocks.max_mhz, clocks.limit_w)
+            clocks_mhz, powers_w, capped = zip(*self._samples, strict=True) if self._samples else ((), (), ())
+            self._load = GpuLoad.of(clocks_mhz, powers_w, clocks.max_mhz, clocks.limit_w, capped)
 
     def gives_up(self, step: Step, why: str) -> bool:
         """Whether a captured way is given up, since a rank says why it must be. Collective."""
@@ -220,13 +225,14 @@ class Tuner:
         return [f"the batches issue different numbers of collectives: {', '.join(map(str, self._counts.collectives))}"]
 
 
-def _at_end_of_backward(output: Any, act: Callable[[], Any]) -> None:
-    """Calls when the first backward through the output has ended."""
+def _at_end_of_backward(output: Any, act: Callable[[], Any]) -> bool:
+    """Calls when the first backward through the output has ended. False if there can be none."""
     tensors = [
         leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None
     ]
     if not tensors:
-        return
+        return False
     engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined,unused-ignore]
     hooked: Any = tensors[0]
     hooked.register_hook(lambda _: engine.queue_callback(act))
+    return True

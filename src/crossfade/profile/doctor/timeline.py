@@ -28,26 +28,27 @@ def seen(traced: Traced) -> Timeline:
     return Timeline.of("traced", _spans(traced, traced.starts_us, traced.ends_us, traced.call_starts_us, ends))
 
 
-def after(traced: Traced, changed: Program) -> Timeline | None:
-    """The steps with a fix, as the replay has them; None if the changed program has other works than the traced one."""
+def replayed(traced: Traced, changed: Program, name: str) -> Timeline | None:
+    """The steps as the replay of a changed program has them; None if it has other works than the traced one."""
     if len(changed.works) != len(traced.program.works):
         return None
     run = replay(changed)
     spans = _spans(traced, run.starts_us, run.ends_us, run.call_starts_us, run.call_ends_us)
-    return Timeline.of("with the fix, without the profiler", spans)
+    return Timeline.of(name, spans)
 
 
 def one_step(report: Report) -> list[Timeline]:
-    """What runs from the end of one step to that of the next, in the middle of the trace; and the same with the first fix, less the
-    time that the profiler takes, as gains are told.
+    """What runs from the end of one step to that of the next, in the middle of the trace; and the same with the first fix. Both are
+    replayed without the profiler's time, of which gains are shares.
 
     Each begins at 0, and is one execution, although the host may be steps ahead meanwhile.
     """
-    found = [_between_steps(seen(report.traced))]
+    programs = {"without the profiler": report.untraced.program}
     for diagnosis in report.diagnoses[:1]:
-        fixed = after(report.traced, diagnosis.finding.change(report.untraced.program))
-        found += [] if fixed is None or diagnosis.is_remark else [_between_steps(fixed)]
-    return found
+        if not diagnosis.is_remark:
+            programs["with the fix"] = diagnosis.finding.change(report.untraced.program)
+    shown = [replayed(report.traced, program, name) for name, program in programs.items()]
+    return [_between_steps(timeline) for timeline in shown if timeline is not None]
 
 
 def _between_steps(timeline: Timeline) -> Timeline:

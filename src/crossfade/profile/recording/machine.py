@@ -62,5 +62,5 @@ class GpuSampler:
     def _read(self, clocks: GpuClocks) -> bool:
         sample = clocks.read()
         if sample is not None:
-            self.samples.append((time.time_ns(), *sample))
+            self.samples.append((time.time_ns(), sample.clock_mhz, sample.power_w))
         return sample is not None

@@ -43,7 +43,7 @@ class ExactEvents:
         self._order = order
         self._launched = {lane: launch_times(found) for lane, found in order.lanes.items()}
         entries = match(trace)
-        self._lane_of = _lanes_of(trace, order, entries)
+        self._lane_of, self._idle = _lanes_of(trace, order, entries)
         self._fronts: dict[int, tuple[Activity, ...]] = {}  # of streams that wait, and have launched nothing since
         self._resolve(entries)
 
@@ -52,7 +52,10 @@ class ExactEvents:
         for call, entry in entries:
             if entry.role is Role.RECORD:
                 self.records.add(call)
-                recorded[entry.event] = self._behind(entry.stream, call.start_us)
+                if self._is_known(entry.stream):
+                    recorded[entry.event] = self._behind(entry.stream, call.start_us)
+                else:
+                    recorded.pop(entry.event, None)
             elif entry.role is Role.WAIT_EVENT and entry.event in recorded:
                 sources = recorded[entry.event]
                 behind = self._behind(entry.stream, call.start_us)
@@ -61,8 +64,12 @@ class ExactEvents:
                     self.edges[call] = Edge(self._after(self._lane_of[entry.stream], call.start_us), sources)
             elif entry.role is Role.SYNC_EVENT and entry.event in recorded:
                 self.returns[call] = recorded[entry.event]
-            elif entry.role is Role.SYNC_STREAM and entry.stream in self._lane_of:
+            elif entry.role is Role.SYNC_STREAM and self._is_known(entry.stream):
                 self.returns[call] = self._behind(entry.stream, call.start_us)
+
+    def _is_known(self, stream: int) -> bool:
+        """Whether it is known what a stream does, if it does anything."""
+        return stream in self._lane_of or stream in self._idle or stream in self._fronts
 
     def _behind(self, stream: int, time_us: float) -> tuple[Activity, ...]:
         """What a stream has to do before it gets to what is enqueued at a time: its last work, and what it waits for since."""
@@ -122,8 +129,10 @@ def match(trace: RankTrace) -> list[tuple[Call, Entry]]:
     return sorted(matched.items(), key=lambda pair: pair[0].start_us)
 
 
-def _lanes_of(trace: RankTrace, order: HostOrder, entries: list[tuple[Call, Entry]]) -> dict[int, Lane]:
-    """Which lane each handle of a stream is: what most of its calls say.
+def _lanes_of(
+    trace: RankTrace, order: HostOrder, entries: list[tuple[Call, Entry]]
+) -> tuple[dict[int, Lane], set[int]]:
+    """Which lane each handle of a stream is: what most of its calls say. And which handles are of streams without activities.
 
     Where neither the record nor a ``cuda_sync`` event says it, a call that records an event speaks for the stream that its thread
     launched on last, a wait for the one that it launches on next.
@@ -132,6 +141,7 @@ def _lanes_of(trace: RankTrace, order: HostOrder, entries: list[tuple[Call, Entr
     outright: dict[int, Counter[Lane]] = defaultdict(Counter)
     nearby: dict[int, Counter[Lane]] = defaultdict(Counter)
     devices = {stream: device for device, stream in order.lanes}
+    idle = {handle for handle, number in trace.record.streams.items() if number not in devices}
     launches: dict[int, list[Call]] = defaultdict(list)
     for call in order.calls:
         if call.activities:
@@ -143,13 +153,14 @@ def _lanes_of(trace: RankTrace, order: HostOrder, entries: list[tuple[Call, Entr
         stream = trace.sync_streams.get(call.correlation)
         if stream in devices:
             outright[entry.stream][devices[stream], stream] += 1
+        elif stream is not None and stream > 0:
+            idle.add(entry.stream)
         found = launches[call.thread]
         place = bisect_right(starts.get(call.thread, []), call.start_us)
         place -= entry.role is not Role.WAIT_EVENT
         if 0 <= place < len(found):
             nearby[entry.stream][found[place].activities[0].lane] += 1
-    lanes = {stream: votes.most_common(1)[0][0] for stream, votes in {**nearby, **outright}.items()}
-    return {
-        **lanes,
-        **{handle: (devices[number], number) for handle, number in trace.record.streams.items() if number in devices},
-    }
+    voted = {**{stream: votes for stream, votes in nearby.items() if stream not in idle}, **outright}
+    lanes = {stream: votes.most_common(1)[0][0] for stream, votes in voted.items()}
+    lanes |= {handle: (devices[number], number) for handle, number in trace.record.streams.items() if number in devices}
+    return lanes, idle - lanes.keys()
