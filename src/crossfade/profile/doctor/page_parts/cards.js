@@ -55,7 +55,7 @@ class Cards {
     const line = element("p", { class: "wins" }, element("strong", {}, `The fix wins ${diagnosis.gain}.`));
     if (diagnosis.fixed) {
       const [nowUs, fixedUs] = [this.report.now.end_us, diagnosis.fixed.end_us];
-      line.append(` This trace, replayed with it: ${lengthWords(nowUs)} → ${lengthWords(fixedUs)}.`);
+      line.append(` This trace, the profiler's time included: ${lengthWords(nowUs)}, and ${lengthWords(fixedUs)} with it.`);
     } else {
       line.append(" No timeline after the fix is drawn for this one.");
     }
