@@ -32,6 +32,7 @@ __all__ = [
     "brief",
     "came_while_waiting",
     "checkpoint",
+    "heard_sleep",
     "interruptible",
     "longest_sleep",
     "on_interrupt",
@@ -52,6 +53,9 @@ PATIENCE_S = 1.0
 
 _DEAF_S = 0.1
 """The longest sleep of the main thread on a condition, which an interrupt does not wake."""
+
+_LOST_S = 1.0
+"""The longest sleep of the main thread in a call that an interrupt ends, unless it came just before."""
 
 _BRIEF_S = 0.001
 
@@ -130,6 +134,18 @@ def longest_sleep(timeout_s: float | None) -> float | None:
         return timeout_s
     checkpoint()
     return _DEAF_S if timeout_s is None else min(timeout_s, _DEAF_S)
+
+
+def heard_sleep(timeout_s: float | None) -> float | None:
+    """Returns how long to sleep in a call that an interrupt ends: at most a second in a main thread to which interrupts come. One
+    that comes between Python's last look for signals and the call does not end it.
+    """
+    is_deaf = (
+        threading.get_ident() != threading.main_thread().ident or signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    )
+    if is_deaf:
+        return timeout_s
+    return _LOST_S if timeout_s is None else min(timeout_s, _LOST_S)
 
 
 def breathe() -> None:

@@ -76,9 +76,9 @@ def interrupt() -> None:
     send(signal.SIGINT)
 
 
-def interrupt_once(is_so: Callable[[], object], again_s: float | None = None) -> AbstractContextManager[None]:
+def interrupt_once(is_so: Callable[[], object]) -> AbstractContextManager[None]:
     """Ctrl-C comes once something is so."""
-    return sent_once(signal.SIGINT, is_so, again_s)
+    return sent_once(signal.SIGINT, is_so)
 
 
 class StandsIn:
@@ -186,7 +186,7 @@ def test_an_interrupt_ends_a_compile_that_waits_for_an_actor(local: None, pipe: 
     assert graph.execute(1).get() == 1
     busy = actor.until.remote(str(pipe))
     engine: Any = sessions.require().engine
-    with interrupt_once(lambda: engine.doorbell._sleeper, again_s=3.0), pytest.raises(KeyboardInterrupt):
+    with interrupt_once(lambda: engine.doorbell._sleeper), pytest.raises(KeyboardInterrupt):
         echo_graph(actor)
     pipe.write_text("done")
     assert busy.get(timeout=20) == "done"

@@ -72,7 +72,7 @@ def handler_once(act: Callable[[], object], is_so: Callable[[], object]) -> Iter
 
     before = signal.signal(signal.SIGUSR2, handle)
     try:
-        with sent_once(signal.SIGUSR2, is_so, 0.2, has_come):
+        with sent_once(signal.SIGUSR2, is_so, has_come):
             yield
     finally:
         signal.signal(signal.SIGUSR2, before)

@@ -14,13 +14,11 @@ def send(number: int) -> None:
 
 
 @contextmanager
-def sent_once(
-    number: int, is_so: Callable[[], object], again_s: float | None = None, has_come: threading.Event | None = None
-) -> Iterator[None]:
+def sent_once(number: int, is_so: Callable[[], object], has_come: threading.Event | None = None) -> Iterator[None]:
     """Meanwhile another thread looks whether it is so, every millisecond, and sends the signal when it is.
 
-    It is sent again after each ``again_s``, until the handler sets ``has_come`` or this context ends: a signal that comes between
-    the interpreter's last look for one and a system call does not end the call.
+    ``has_come``: set by the handler. Until then it is sent again: a signal that comes between the interpreter's last look for one
+    and a system call does not end the call.
     """
     is_over = threading.Event()
 
@@ -29,7 +27,7 @@ def sent_once(
             if is_over.wait(0.001):
                 return
         send(number)
-        while again_s is not None and not is_over.wait(again_s) and not (has_come is not None and has_come.is_set()):
+        while has_come is not None and not has_come.wait(0.2) and not is_over.is_set():
             send(number)
 
     thread = threading.Thread(target=look)

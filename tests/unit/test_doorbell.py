@@ -13,6 +13,7 @@ import pytest
 
 from crossfade.errors import SessionError
 from crossfade.host.doorbell import Bell, Doorbell
+from crossfade.interrupted import heard_sleep
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -72,6 +73,27 @@ def handled(handle: Callable[[], object], after_s: float) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGUSR2, before)
+
+
+def test_the_main_thread_looks_again_where_a_signal_was_lost(doorbell: Doorbell) -> None:
+    """A handler that Python runs only at the next look, as after a signal just before the system call, is as a time that passes."""
+    for _ in range(2):
+        begin_s = time.monotonic()
+        assert doorbell.wait_until(lambda begin_s=begin_s: time.monotonic() > begin_s + 0.2)  # type: ignore[misc]
+        assert time.monotonic() - begin_s < LIMIT_S / 2
+
+
+def test_who_hears_no_interrupt_sleeps_as_long_as_it_may() -> None:
+    assert (heard_sleep(None), heard_sleep(0.5), heard_sleep(5.0)) == (1.0, 0.5, 1.0)
+    seen: list[float | None] = []
+    join = in_thread(lambda: seen.extend((heard_sleep(None), heard_sleep(5.0))))
+    assert join() is None
+    assert seen == [None, 5.0]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in actors
+    try:
+        assert heard_sleep(None) is None
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("num_waiting", [1, 2, 4])

@@ -23,7 +23,7 @@ from typing import Final
 from crossfade.errors import SessionError
 from crossfade.host.memory import PAGE_BYTES, Memory
 from crossfade.host.semaphore import full_fence
-from crossfade.interrupted import longest_sleep, pause
+from crossfade.interrupted import heard_sleep, longest_sleep, pause
 
 DEFAULT_SPIN_US = 60.0
 
@@ -310,7 +310,7 @@ class Doorbell:
             self._fence()
             if ready():  # not a cheap look: a signal's handler may have done here, in this thread, what is waited for
                 return True
-            events = pause(self._poller.poll, left_s)
+            events = pause(self._poller.poll, heard_sleep(left_s))
         finally:
             with self._lock:
                 self._sleeper = 0
