@@ -17,9 +17,9 @@ from weakref import WeakKeyDictionary, ref
 import torch
 import torch.distributed as dist
 
+from crossfade.batches.equivalents import of_method, of_packet
 from crossfade.interrupted import brief
 from crossfade.peers import PeerGroup, open_group
-from crossfade.peers.collectives import SUMMABLE, all_gather, all_reduce, all_to_all, reduce_scatter
 from crossfade.peers.replays import Replays
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class CopyEngines:
         kwargs: dict[str, Any],
         options: Any,
     ) -> Any:
-        copied = _of_method(name, args)
+        copied = of_method(name, args)
         if copied is None:
             return self._otherwise.start(part, name, original, group, args, kwargs, options)
         return self._do(part, group, *copied)
@@ -199,7 +199,7 @@ class CopyEngines:
         self, part: int, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Work | None]:
         name = group_name(packet, args)
-        copied = None if name is None or kwargs else _of_packet(str(packet), args)
+        copied = None if name is None or kwargs else of_packet(str(packet), args)
         if copied is None:
             return self._otherwise.start_packet(part, packet, args, kwargs)
         return copied[2], self._do(part, _inside._resolve_process_group(name), *copied)
@@ -337,71 +337,3 @@ class _OnStream:
 
 WORKS: tuple[Any, ...] = (dist.Work, _Done, _OnStream)
 """Kinds of works that a carrier gives."""
-
-
-_Copied = tuple[Callable[..., Any], torch.Tensor, torch.Tensor]
-
-
-def _of_method(name: str, args: tuple[Any, ...]) -> _Copied | None:
-    """The collective of `crossfade.peers` that does the same, what it reads and what it writes; None if there is none."""
-    match name, args:
-        case "allreduce", ([tensor], opts) if opts.reduceOp == dist.ReduceOp.SUM:
-            return _fitting(all_reduce, tensor, tensor)
-        case (("all_gather_single" | "_allgather_base"), (out, source, _)):
-            return _flat(_fitting(all_gather, source, out))
-        case (("reduce_scatter_single" | "_reduce_scatter_base"), (out, source, opts)) if (
-            opts.reduceOp == dist.ReduceOp.SUM
-        ):
-            return _flat(_fitting(reduce_scatter, source, out))
-        case (("all_to_all_single" | "alltoall_base"), (out, source, out_sizes, sizes, _)) if _are_equal(
-            out_sizes, sizes
-        ):
-            return _flat(_fitting(all_to_all, source, out))
-    return None
-
-
-def _flat(copied: _Copied | None) -> _Copied | None:
-    """The same in one dimension: an output of torch's methods may have other dimensions than that of `crossfade.peers`."""
-    return None if copied is None else (copied[0], copied[1].view(-1), copied[2].view(-1))
-
-
-def _of_packet(name: str, args: tuple[Any, ...]) -> _Copied | None:
-    source = args[0]
-    if not isinstance(source, torch.Tensor) or (source.requires_grad and torch.is_grad_enabled()) or not source.dim():
-        return None
-    match name.partition(".")[2], args[1:]:
-        case "all_reduce", ("sum", _):
-            return _fitting(all_reduce, source, torch.empty_like(source))
-        case "all_gather_into_tensor", (num_ranks, _):
-            return _fitting(all_gather, source, source.new_empty(source.shape[0] * num_ranks, *source.shape[1:]))
-        case "reduce_scatter_tensor", ("sum", num_ranks, _):
-            return _fitting(reduce_scatter, source, source.new_empty(source.shape[0] // num_ranks, *source.shape[1:]))
-        case "all_to_all_single", (out_sizes, sizes, _) if _are_equal(out_sizes, sizes):
-            return _fitting(all_to_all, source, torch.empty_like(source))
-    return None
-
-
-def _are_equal(out_sizes: Any, sizes: Any) -> bool:
-    """Whether all parts that are exchanged have one length. (Empty: torch's word for that.)"""
-    return len(set(out_sizes)) <= 1 and len(set(sizes)) <= 1
-
-
-def _fitting(act: Callable[..., Any], source: torch.Tensor, out: torch.Tensor) -> _Copied | None:
-    if not _is_plain(source) or (out is not source and not _is_plain(out)):
-        return None
-    if act in (all_reduce, reduce_scatter) and not _is_summable(source.dtype):
-        return None
-    return act, source.detach(), out.detach()
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether it is elements one behind the other in memory of a GPU or of the host."""
-    kind = type(tensor)
-    if kind is not torch.Tensor and kind is not torch.nn.Parameter:
-        return False
-    return (tensor.is_cuda or tensor.is_cpu) and tensor.is_contiguous() and tensor.numel() > 0
-
-
-@cache
-def _is_summable(dtype: torch.dtype) -> bool:
-    return str(dtype).removeprefix("torch.") in SUMMABLE
