@@ -68,7 +68,7 @@ def test_launches_that_take_longer_than_the_gpu_count() -> None:
     ("prepared", "counted"),
     [((48, 48, 0, 3), (2, 3)), ((48, 47, 48), (0, 1, 2)), ((0, 0, 0), (0, 1, 2)), ((5,), (0,))],
 )
-def test_steps_that_prepare_collectives_do_not_count_where_others_had_few(
+def test_steps_that_capture_collectives_do_not_count_where_others_replay(
     prepared: tuple[int, ...], counted: tuple[int, ...]
 ) -> None:
     """Copy engines took 34.9 ms in a calibration on two GPUs and 30.8 later, when all collectives were replayed."""
@@ -222,13 +222,19 @@ def test_reports_say_why() -> None:
         assert line in str(report)
 
 
-def test_clock_and_power_are_read_while_ways_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    """A tuner believes that it is on a GPU, whose clock can be read."""
     nvml = FakeNvml(100)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1"))
     monkeypatch.setattr(tuner, "mark", lambda *, on_gpu: 0.0)
     monkeypatch.setattr(tuner, "us_between", lambda begin, end: 1000.0)
+    return nvml
+
+
+def test_clock_and_power_are_read_while_ways_are_measured(nvml: FakeNvml) -> None:
     measured = tuner.Tuner([ONE, GROUPS], "", None, "cuda", 2)
     while measured.chosen is None:
         measured.finish(measured.begin(), torch.zeros(1), None)
@@ -239,20 +245,14 @@ def test_clock_and_power_are_read_while_ways_are_measured(monkeypatch: pytest.Mo
     assert not nvml.num_open
 
 
-def test_training_reads_the_clock_behind_its_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = FakeNvml(100)
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1"))
-    monkeypatch.setattr(tuner, "mark", lambda *, on_gpu: 0.0)
-
+def test_training_reads_the_clock_behind_its_backward(nvml: FakeNvml) -> None:
     def train() -> None:
         measured = tuner.Tuner([ONE, GROUPS], "", None, "cuda", 2)
         for _ in range(3):
             step, output = measured.begin(), torch.ones(1, requires_grad=True) * 2
             measured.finish(step, output, None)
             left = nvml.left
-            output.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(output)
             assert nvml.left == left - step.is_timed
         assert nvml.num_open == 1
 

@@ -163,6 +163,7 @@ def test_copy_engines_count_the_collectives_that_were_no_replays(
     peers, machine = Peers(streams), streams._machine
     engines = carriers.CopyEngines(2, carriers.ProcessGroups())
     monkeypatch.setattr(engines, "open", lambda group, device: peers)
+    no_group: Any = None
     tracks = [_Track(part) for part in range(2)]
     monkeypatch.setattr(carriers, "_track", tracks.__getitem__)
     one: Any = SimpleNamespace(device=SimpleNamespace(type="cuda"), data_ptr=lambda: 1, shape=(1,), dtype=torch.float32)
@@ -174,6 +175,6 @@ def test_copy_engines_count_the_collectives_that_were_no_replays(
     for _ in range(3):
         run = Run(engines)
         for part in (0, 1):
-            engines._do(part, None, act, one, one)  # type: ignore[arg-type]
-        counted.append(run.num_prepared)
+            engines._do(part, no_group, act, one, one)
+        counted.append(run.num_not_replayed)
     assert counted == [2, 2, 0], "done once, captured, then replayed"

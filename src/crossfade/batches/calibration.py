@@ -57,7 +57,7 @@ class Trial:
 class _Timed(NamedTuple):
     taken_ms: float
     host_ms: float | None
-    num_prepared: int
+    num_not_replayed: int
 
 
 class Calibration:
@@ -81,17 +81,17 @@ class Calibration:
         self._trials = [trial for trial in self._trials if trial.way != way]
         self.ways.remove(way)
 
-    def note(self, way: Way, taken_ms: float, host_ms: float | None, num_prepared: int = 0) -> None:
+    def note(self, way: Way, taken_ms: float, host_ms: float | None, num_not_replayed: int = 0) -> None:
         """A timed step: how long it took, and how long its launches took the CPU; None where the CPU does the work itself.
-        ``num_prepared``: of how many collectives they took longer than when these come again.
+        ``num_not_replayed``: how many of its collectives will be replays of a captured graph later, and were not yet.
         """
-        self._timed[way].append(_Timed(taken_ms, host_ms, num_prepared))
+        self._timed[way].append(_Timed(taken_ms, host_ms, num_not_replayed))
 
     def _counted(self, way: Way) -> list[_Timed]:
-        """A way's steps; where some had at most half as many collectives to prepare as another one, only those."""
+        """A way's steps; where some had at most half as many collectives that were not replayed as another one, only those."""
         timed = self._timed[way]
-        most = max((step.num_prepared for step in timed), default=0)
-        return [step for step in timed if 2 * step.num_prepared <= most] or timed
+        most = max((step.num_not_replayed for step in timed), default=0)
+        return [step for step in timed if 2 * step.num_not_replayed <= most] or timed
 
     @property
     def host_ms(self) -> dict[Way, list[float]]:

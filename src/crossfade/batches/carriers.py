@@ -40,10 +40,10 @@ class Carrier(Protocol):
     """Starts the collectives of all parts of a run.
 
     Attributes:
-        num_prepared: of how many collectives the host had more to do than it will have once they come again with the same tensors.
+        num_not_replayed: how many collectives were not replays of a captured graph, where there are such.
     """
 
-    num_prepared: int
+    num_not_replayed: int
 
     def start(
         self,
@@ -84,7 +84,7 @@ class ProcessGroups:
         max_ctas: the most blocks that a kernel of NCCL may take; part 0 has copies too then. None for NCCL's choice.
     """
 
-    num_prepared = 0
+    num_not_replayed = 0
 
     def __init__(self, max_ctas: int | None = None) -> None:
         self.max_ctas = max_ctas
@@ -166,7 +166,7 @@ class CopyEngines:
     """
 
     def __init__(self, num_parts: int, otherwise: ProcessGroups) -> None:
-        self.num_prepared = 0
+        self.num_not_replayed = 0
         self._num_parts = num_parts
         self._otherwise = otherwise
 
@@ -212,7 +212,7 @@ class CopyEngines:
             act(source, peers, out, lane=part)
             return _Done()
         work, was_ready = _track(part).enqueue(peers, act, source, out)
-        self.num_prepared += not was_ready
+        self.num_not_replayed += not was_ready
         return work
 
 

@@ -269,15 +269,15 @@ class Run:
         self.one_backward = OneBackward()
         self.has_batch_norm = False
         self.parts: list[Part] = []
-        self._prepared_before = carrier.num_prepared
+        self._not_replayed_before = carrier.num_not_replayed
         self._streams = streams
         self._begin: Mark = None
         self._end: Mark = None
 
     @property
-    def num_prepared(self) -> int:
-        """Of how many collectives of this run the host had more to do than it will have when they come again."""
-        return self.carrier.num_prepared - self._prepared_before
+    def num_not_replayed(self) -> int:
+        """How many collectives of this run were not replays of a captured graph, where there are such."""
+        return self.carrier.num_not_replayed - self._not_replayed_before
 
     def go(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """Runs the calls, and gives what they returned. The first error of a part is raised, and the other parts are ended."""

@@ -30,7 +30,7 @@ class Step:
         is_timed: it counts in the calibration.
         records: the spans of its collectives are recorded.
         host_s: how long its launches took.
-        num_prepared: of how many collectives they took longer than they will.
+        num_not_replayed: how many of its collectives were not replayed, though they could have been.
         begin, end: its time; the end may move to the end of its backward.
     """
 
@@ -39,7 +39,7 @@ class Step:
     is_timed: bool = False
     records: bool = False
     host_s: float = 0.0
-    num_prepared: int = 0
+    num_not_replayed: int = 0
     begin: Mark = None
     end: Mark = None
     began_s: float = field(default_factory=time.perf_counter)
@@ -109,7 +109,7 @@ class Tuner:
     def finish(self, step: Step, output: Any, run: Run | None) -> None:
         """The step's call has returned. ``run``: of an interleaved one."""
         step.host_s = time.perf_counter() - step.began_s
-        step.num_prepared = 0 if run is None or step.way.is_captured else run.num_prepared
+        step.num_not_replayed = 0 if run is None or step.way.is_captured else run.num_not_replayed
         if step.is_timed:
             step.end = mark(on_gpu=self.on_gpu)
             self._timed.append(step)
@@ -171,7 +171,7 @@ class Tuner:
         calibration = self._calibration
         for step in self._timed:  # only now, since a CPU that waits for the GPU cannot run ahead of it
             host_ms = step.host_s * 1e3 if self.on_gpu else None
-            calibration.note(step.way, us_between(step.begin, step.end) / 1e3, host_ms, step.num_prepared)
+            calibration.note(step.way, us_between(step.begin, step.end) / 1e3, host_ms, step.num_not_replayed)
         self._timed.clear()
         self._close_clocks()
         medians = calibration.medians_ms()

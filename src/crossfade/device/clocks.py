@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ _POWER_CAP = 0x4  # NVML's bit for clocks that are lowered for the sake of power
 
 
 class Sample(NamedTuple):
-    """What was read at one time. The power is a mean of up to a second before; the rest is of that moment."""
+    """What was read at one time: the power is the mean over up to a second before, the clock and the cap are instantaneous."""
 
     clock_mhz: int
     power_w: float
@@ -35,6 +35,7 @@ class GpuClocks:
     def __init__(self, uuid: str) -> None:
         self.max_mhz = self.limit_w = 0.0
         self.missing = ""
+        self._end: Callable[[], object] = lambda: None
         try:
             nvml: Any = importlib.import_module("pynvml")
         except ImportError:
@@ -73,8 +74,7 @@ class GpuClocks:
     def close(self) -> None:
         """Reads no longer. Idempotent."""
         self.missing = self.missing or "it was closed"
-        if hasattr(self, "_end"):
-            self._end()
+        self._end()
 
 
 class GpuLoad(NamedTuple):
