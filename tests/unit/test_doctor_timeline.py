@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 import crossfade
+from crossfade.plan.timeline import Timeline
+from crossfade.profile.doctor.build import Traced
 from crossfade.profile.doctor.diagnosis import diagnose
 from crossfade.profile.doctor.metrics import rank_metrics
-from crossfade.profile.doctor.timeline import one_step, replayed, seen
+from crossfade.profile.doctor.timeline import one_step, replayed, spans_of
 from crossfade.profile.traces.reader import read_traces
 from tests.helpers.gpu_traces import Machine, Rank
 
@@ -20,6 +22,14 @@ def program(rank: Rank) -> None:
             rank.kernel(200)
             rank.all_reduce(100, 1 << 20)()
         rank.item()
+
+
+def seen(traced: Traced) -> Timeline:
+    """The steps as they were traced."""
+    ends = [
+        start + call.end_us - call.start_us for start, call in zip(traced.call_starts_us, traced.calls, strict=True)
+    ]
+    return Timeline.of("traced", spans_of(traced, traced.starts_us, traced.ends_us, traced.call_starts_us, ends))
 
 
 def test_figures_of_a_timeline(tmp_path: Path) -> None:

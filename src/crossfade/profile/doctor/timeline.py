@@ -20,20 +20,14 @@ _KINDS = {
 }
 
 
-def seen(traced: Traced) -> Timeline:
-    """The steps as they were traced. An actor is a rank, an execution a step; copies of the host's memory communicate."""
-    ends = [
-        start + call.end_us - call.start_us for start, call in zip(traced.call_starts_us, traced.calls, strict=True)
-    ]
-    return Timeline.of("traced", _spans(traced, traced.starts_us, traced.ends_us, traced.call_starts_us, ends))
-
-
 def replayed(traced: Traced, changed: Program, name: str) -> Timeline | None:
-    """The steps as the replay of a changed program has them; None if it has other works than the traced one."""
+    """The steps as the replay of a changed program has them; None if it has other works than the traced one. An actor is a rank, an
+    execution a step; copies of the host's memory communicate.
+    """
     if len(changed.works) != len(traced.program.works):
         return None
     run = replay(changed)
-    spans = _spans(traced, run.starts_us, run.ends_us, run.call_starts_us, run.call_ends_us)
+    spans = spans_of(traced, run.starts_us, run.ends_us, run.call_starts_us, run.call_ends_us)
     return Timeline.of(name, spans)
 
 
@@ -66,7 +60,7 @@ def _between_steps(timeline: Timeline) -> Timeline:
     return Timeline.of(timeline.name, inside)
 
 
-def _spans(
+def spans_of(
     traced: Traced,
     starts_us: Sequence[float],
     ends_us: Sequence[float],
