@@ -40,6 +40,9 @@ NUM_RANKS = 2
 NUM_MICROBATCHES = 8
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 PEERS, NO_PEERS = "peer access", "no peer access"
+CROSSFADE, HOSTS_WAIT = "crossfade", "crossfade, hosts wait"
+OPTIONS: Mapping[str, Mapping[str, Any]] = {CROSSFADE: {}, HOSTS_WAIT: {"waits": "host"}}
+"""Of crossfade's groups: where a receive's send has not begun, by default the stream waits, as NCCL's does."""
 ASKED = 1.01
 """Of the step over NCCL, with peer access."""
 
@@ -216,7 +219,9 @@ def run(options: argparse.Namespace) -> None:
         left_s = options.limit_s - (time.monotonic() - begin_s)
         if where not in options.where or left_s < 20:
             continue
-        sides = [theirs, Side("crossfade", crossfade.p2p.backend.NAME, {"transport": transport})]
+        name = crossfade.p2p.backend.NAME
+        ours = [Side(each, name, {"transport": transport, **OPTIONS[each]}) for each in options.sides]
+        sides = [theirs, *ours]
         chosen = {key: getattr(options, key) for key in ("steps", "rounds", "block", "schedules", "tokens")}
         chosen["stacks_s"] = left_s - 5  # where each rank is when time is nearly over
         args = [(rank, where, sides, str(options.out), dict(chosen)) for rank in range(NUM_RANKS)]
@@ -233,7 +238,15 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     """Losses and step times; what was exposed."""
     shown = Table(
         "Steps in turns, ms: median (lowest to highest block)",
-        ["", "schedule", "losses compared", "equal", "torch's own", "crossfade", "crossfade / torch's own"],
+        [
+            "",
+            "schedule",
+            "losses compared",
+            "equal",
+            "torch's own",
+            *OPTIONS,
+            *(f"{each} / torch's own" for each in OPTIONS),
+        ],
     )
     exposed = Table(
         f"Exposed communication: what a step takes more without peer access than over {PEERS}, ms",
@@ -242,25 +255,25 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     times: dict[tuple[str, int, str, str], Series] = {}
     for row in rows:
         if "ms" in row:
-            side = "crossfade" if row["side"] == "crossfade" else "own"
+            side = row["side"] if row["side"] in OPTIONS else "own"
             times.setdefault((row["where"], row["tokens"], row["schedule"], side), Series()).add(row["ms"])
     sizes = sorted({row["tokens"] for row in rows if "tokens" in row})
     for where, tokens, schedule in product((PEERS, NO_PEERS), sizes, SCHEDULES):
-        own, ours = (times.get((where, tokens, schedule, side)) for side in ("own", "crossfade"))
+        own, *ours = (times.get((where, tokens, schedule, side)) for side in ("own", *OPTIONS))
         said = [
             row
             for row in rows
             if "equal" in row and (row["where"], row["tokens"], row["schedule"]) == (where, tokens, schedule)
         ]
         if said:
-            cells = ["-" if each is None else _text(each) for each in (own, ours)]
-            over = ratio(ours, own) if own and ours else None
+            cells = ["-" if each is None else _text(each) for each in (own, *ours)]
+            over = [str(ratio(each, own)) if own and each else "-" for each in ours]
             equal = "yes" if all(r["equal"] for r in said) else "NO"
             label = f"{where}, {tokens:,} tokens"
-            shown.add(label, schedule, str(sum(r["losses"] for r in said)), equal, *cells, str(over or "-"))
+            shown.add(label, schedule, str(sum(r["losses"] for r in said)), equal, *cells, *over)
     for tokens, schedule in product(sizes, SCHEDULES):
-        best = [_median(times.get((PEERS, tokens, schedule, side))) for side in ("own", "crossfade")]
-        without = [_median(times.get((NO_PEERS, tokens, schedule, side))) for side in ("own", "crossfade")]
+        best = [_median(times.get((PEERS, tokens, schedule, side))) for side in ("own", CROSSFADE)]
+        without = [_median(times.get((NO_PEERS, tokens, schedule, side))) for side in ("own", CROSSFADE)]
         if None not in (*best, *without):
             least = min(best)  # type: ignore[type-var]
             before, after = (each - least for each in without)  # type: ignore[operator]
@@ -302,6 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measure.add_argument("out", type=Path)
     measure.add_argument("--where", nargs="+", choices=(PEERS, NO_PEERS), default=[PEERS, NO_PEERS])
     measure.add_argument("--schedules", nargs="+", choices=SCHEDULES, default=list(SCHEDULES))
+    measure.add_argument("--sides", nargs="+", choices=list(OPTIONS), default=list(OPTIONS))
     measure.add_argument("--tokens", type=int, default=LARGE.tokens, help="of a microbatch, on GPUs")
     measure.add_argument("--steps", type=int, default=50, help="whose losses are compared")
     measure.add_argument("--rounds", type=int, default=6, help="blocks of each side")

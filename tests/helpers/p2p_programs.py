@@ -33,14 +33,15 @@ class Message(NamedTuple):
 
 
 class Way:
-    """The transport of the communicators that cases open."""
+    """How cases open communicators."""
 
     transport = "auto"
+    waits = "host"
 
 
 @contextmanager
 def opened(device: str, **options: Any) -> Iterator[P2P]:
-    p2p = P2P(device=device, transport=Way.transport, **{"timeout_s": 20.0, **options})
+    p2p = P2P(device=device, transport=Way.transport, waits=Way.waits, **{"timeout_s": 20.0, **options})
     yield p2p
     p2p.close()
 
@@ -52,6 +53,15 @@ def over(transport: str, case: Case, device: str) -> None:
         case(device)
     finally:
         Way.transport = "auto"
+
+
+def ahead(case: Case, device: str) -> None:
+    """A case whose streams wait ahead."""
+    Way.waits = "stream"
+    try:
+        case(device)
+    finally:
+        Way.waits = "host"
 
 
 def world_of_ranks() -> tuple[int, int]:

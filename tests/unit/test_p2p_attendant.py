@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Event
 
 import pytest
 
@@ -34,7 +36,7 @@ def nothing() -> None: ...
 def run(is_quiet: bool, during: Callable[[Attendant], list[Callable[[], None]]]) -> int:
     """How often it worked."""
     worked: list[bool] = []
-    attendant = Attendant([], lambda: is_quiet, lambda: worked.append(True))
+    attendant = Attendant([], lambda: is_quiet, lambda: worked.append(True), nothing)
     attendant._wanted.set()
     attendant._ended = Graces(*during(attendant))  # type: ignore[assignment]
     attendant._run()
@@ -57,3 +59,27 @@ def test_it_works_at_times_beside_a_program_that_never_stops() -> None:
 
 def test_it_sleeps_when_there_is_nothing_to_do() -> None:
     assert run(True, lambda attendant: [attendant.call, nothing]) == 0
+
+
+def test_it_looks_now_and_then_once_a_stream_waits_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "_TICK_S", 0.001)
+    ticks: SimpleQueue[None] = SimpleQueue()
+    attendant = Attendant([], lambda: True, nothing, lambda: ticks.put(None))
+    assert ticks.empty()
+    attendant.watch()
+    attendant.watch()
+    for _ in range(3):
+        ticks.get(timeout=10)
+    attendant.close()
+
+
+def test_it_looks_also_if_it_had_to_work_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "_TICK_S", 0.001)
+    ticks: SimpleQueue[None] = SimpleQueue()
+    worked = Event()
+    attendant = Attendant([], worked.is_set, worked.set, lambda: ticks.put(None))
+    attendant.call()
+    assert worked.wait(10)
+    attendant.watch()
+    ticks.get(timeout=10)
+    attendant.close()

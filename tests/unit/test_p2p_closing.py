@@ -88,7 +88,7 @@ class Copied(Carrier):
 
     def land_beside(self, receive: Receive) -> None:
         window, receive.landing = receive.landing, None
-        assert window is not None
+        assert isinstance(window, Window)
         self._landings.remove(receive)
         self.pull(receive, 0, window)
 

@@ -28,7 +28,8 @@ from crossfade.testing.fake import FakeDriver, FakeLink, Machine, Until, sample
 from crossfade.testing.fake.machine import Program, Range
 
 SHORT, MIDDLE, LONG = 64, SHORT_BYTES + 64, SHORT_BYTES + 4096
-LENT_BYTES = LONG  # a value of at least so many is lent
+LENT_BYTES = LONG  # a value of at least so many is lent; longer ones, where streams wait ahead
+LENT = LONG + 4096
 
 
 class Post:
@@ -50,27 +51,51 @@ class Post:
     def drop(self) -> None: ...
 
 
-class Rank:
-    """One rank: its GPU with two streams of the program's, and its pair with the other rank."""
+class NoMark:
+    """Says that no rank is in the middle of a send: on the fake machine a host's call is one step."""
 
-    def __init__(self, machine: Machine, number: int, boards: list[Memory], post: Post, buffer_bytes: int) -> None:
+    def begin(self) -> None: ...
+
+    def end(self) -> None: ...
+
+    def is_other_sending(self) -> bool:
+        return False
+
+
+class Rank:
+    """One rank: its GPU with two streams of the program's, and its pair with the other rank. ``is_ahead``: streams wait ahead."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        number: int,
+        boards: list[Memory],
+        post: Post,
+        buffer_bytes: int,
+        *,
+        is_ahead: bool = False,
+        num_queues: int | None = None,
+    ) -> None:
+        self.is_ahead = is_ahead
         self.name = f"rank {number}"
-        driver: Any = FakeDriver(machine, self.name)
+        driver: Any = FakeDriver(machine, self.name, num_queues=num_queues)
         self.driver: FakeDriver = driver
         self.compute, self.other = (self.driver.create_stream(name) for name in ("compute", "other"))
         self.current = self.compute
-        self.side = Side(driver, count(), buffer_bytes)
+        self.side = Side(driver, count(), buffer_bytes, landed_bytes=LONG if is_ahead else 0)
         self.side.current_stream = lambda: self.current
-        self.side.lent_bytes = LENT_BYTES
+        self.side.lent_bytes = LENT_BYTES + is_ahead
         layout = BoardLayout(2)
         self.post = post
+        self.received: list[Receive] = []
         self.has_closed = False  # nothing of the other rank's is opened here any more
         self.peer = self
         own = Counters(driver, boards[number], layout.words_for(1 - number, is_host=False), f"windows of {self.name}")
         theirs = Counters(driver, boards[1 - number], layout.words_for(number, is_host=False), "the other's windows")
         memories = OpenedMemories((self.side.direct, self.side.staged), "the other rank", is_own=False)
         self.carrier = Copies({False: Ends(self.side.direct, self.side.short, own, theirs, memories)}, self.post)
-        self.pair = Pair("the other rank", None, self.post, self.carrier)
+        mark: Any = NoMark() if is_ahead else None
+        self.pair = Pair("the other rank", None, self.post, self.carrier, mark)
 
     def tensor(self, size_bytes: int) -> Any:
         address = self.driver.allocate(size_bytes, f"a tensor of {self.name}")
@@ -84,12 +109,15 @@ class Rank:
     def receive(self, tensor: Any, tag: int) -> Receive:
         receive = Receive(self.side, tag, 0, tensor, self.current)
         self.pair.receive(receive)
+        self.received.append(receive)
         return receive
 
     def wait(self, transfer: Transfer) -> Program:
         """What `Work.wait` does; a host that waits yields."""
         while not transfer.is_settled:
             self.pair.progress()
+            if self.is_ahead and isinstance(transfer, Receive):
+                self.pair.land_ahead(transfer)
             if not transfer.is_settled:
                 yield Until(f"a letter for {self.name}", self.post.inbox.has_record)
         assert transfer.error is None, transfer.error
@@ -98,6 +126,9 @@ class Rank:
         transfer.join()
 
     def leave(self) -> Program:
+        while any(receive.ahead for receive in self.received):
+            self.pair.progress()
+            yield None
         self.pair.leave(ChannelClosed("closed"))
         streams = [self.compute, self.other, *self.side.streams.all()]
         while not self.pair.has_ended():
@@ -174,7 +205,16 @@ def receiving(rank: Rank, steps: list[Step], seen: list[list[bytes]]) -> Program
 class World:
     """Both ranks' programs; the receiver takes the values in the order of ``order``."""
 
-    def __init__(self, steps: list[Step], order: list[int] | None = None, buffer_bytes: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        steps: list[Step],
+        order: list[int] | None = None,
+        buffer_bytes: int = 1 << 30,
+        *,
+        is_ahead: bool = False,
+    ) -> None:
+        self.is_ahead = is_ahead
+        self.num_ahead = 0  # of all runs
         self.steps = steps
         self.order = order or list(range(len(steps)))
         self.buffer_bytes = buffer_bytes
@@ -183,16 +223,20 @@ class World:
         boards = [Memory.create("board", BoardLayout(2).size_bytes) for _ in range(2)]
         there, back = FakeLink(machine, "rank 0", "rank 1"), FakeLink(machine, "rank 1", "rank 0")
         posts = [Post(back, there), Post(there, back)]
-        ranks = [Rank(machine, number, boards, posts[number], self.buffer_bytes) for number in range(2)]
+        ranks = [
+            Rank(machine, number, boards, posts[number], self.buffer_bytes, is_ahead=self.is_ahead)
+            for number in range(2)
+        ]
         ranks[0].peer, ranks[1].peer = ranks[1], ranks[0]
         for board in boards:
             board.close()
         seen: list[list[bytes]] = [[] for _ in self.steps]
-        machine.at_end.append(lambda: self.check(seen))
+        machine.at_end.append(lambda: self.check(seen, ranks[1].carrier.num_ahead))
         steps = [self.steps[k] for k in self.order]
         return {"rank 0": sending(ranks[0], self.steps), "rank 1": receiving(ranks[1], steps, seen)}
 
-    def check(self, seen: list[list[bytes]]) -> None:
+    def check(self, seen: list[list[bytes]], num_ahead: int) -> None:
+        self.num_ahead += num_ahead
         expected = [[value(k, self.steps[k].size_bytes)] for k in self.order]
         assert seen == expected
 
@@ -219,11 +263,11 @@ def test_nothing_races(name: str) -> None:
     assert verdict.is_ok, verdict
 
 
-LENT = World([Step(LONG, 0), Step(SHORT, 0), Step(LONG, 1, is_early=True), Step(LONG, 1)])
+LENDING = World([Step(LONG, 0), Step(SHORT, 0), Step(LONG, 1, is_early=True), Step(LONG, 1)])
 
 
 def test_nothing_races_where_values_are_lent() -> None:
-    verdict = sample(LENT, range(60))
+    verdict = sample(LENDING, range(60))
     assert verdict.is_ok, verdict
 
 
@@ -232,3 +276,97 @@ def test_a_missing_wait_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     """So these worlds would show a race."""
     monkeypatch.setattr(Counter, "wait", lambda self, stream, value: None)
     assert sample(WORLDS[name], range(20)).kind == "race"
+
+
+AHEAD = {
+    "in order": World([Step(MIDDLE, 0), Step(LONG, 0), Step(MIDDLE, 0), Step(LONG, 0)], is_ahead=True),
+    "begun early": World([Step(LONG, tag, is_early=True) for tag in (0, 1, 0, 1)], is_ahead=True),
+    "in reverse": World([Step(LONG, tag) for tag in range(4)], [3, 2, 1, 0], is_ahead=True),
+    "on another stream": World(
+        [Step(MIDDLE, 0, on_other=True), Step(LONG, 1, is_early=True), Step(LONG, 0, on_other=True)], is_ahead=True
+    ),
+    "dropped": World([Step(MIDDLE, 0, is_dropped=True), Step(LONG, 0, True, is_dropped=True)], is_ahead=True),
+    "with short ones": World(
+        [Step(MIDDLE, 0, True), *(Step(SHORT, 1, True) for _ in range(2)), Step(LONG, 0, True)], is_ahead=True
+    ),
+    "with lent ones": World([Step(LONG, 0), Step(LENT, 0), Step(LONG, 1, True), Step(LENT, 1)], is_ahead=True),
+    "without room": World([Step(LONG, tag, True) for tag in (1, 2, 3)], [2, 1, 0], buffer_bytes=1, is_ahead=True),
+}
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_nothing_races_where_streams_wait_ahead(name: str) -> None:
+    verdict = sample(AHEAD[name], range(60), is_strict=False)
+    assert verdict.is_ok, verdict
+    assert AHEAD[name].num_ahead or name == "dropped"
+
+
+class Pipeline(World):
+    """Both ranks send and receive in turns, as the first two stages of a pipeline do, each on few hardware queues."""
+
+    def __init__(self, num_steps: int, num_queues: int) -> None:
+        super().__init__([Step(LONG, 0)] * num_steps, is_ahead=True)
+        self.num_queues = num_queues
+
+    def __call__(self, machine: Machine) -> dict[str, Program]:
+        boards = [Memory.create("board", BoardLayout(2).size_bytes) for _ in range(2)]
+        there, back = FakeLink(machine, "rank 0", "rank 1"), FakeLink(machine, "rank 1", "rank 0")
+        posts = [Post(back, there), Post(there, back)]
+        ranks = [
+            Rank(machine, number, boards, posts[number], 1 << 30, is_ahead=True, num_queues=self.num_queues)
+            for number in range(2)
+        ]
+        ranks[0].peer, ranks[1].peer = ranks[1], ranks[0]
+        for board in boards:
+            board.close()
+        seen: list[list[bytes]] = [[] for _ in self.steps]
+        machine.at_end.append(lambda: self.check(seen, ranks[0].carrier.num_ahead + ranks[1].carrier.num_ahead))
+        return {"rank 0": self.first(ranks[0], seen), "rank 1": self.second(ranks[1])}
+
+    def first(self, rank: Rank, seen: list[list[bytes]]) -> Program:
+        """Sends a value, and waits for the one before to come back."""
+        size_bytes = LONG
+        tensors = [rank.tensor(size_bytes) for _ in self.steps]
+        answers = [rank.tensor(size_bytes) for _ in self.steps]
+
+        def take(number: int, receive: Receive) -> Program:
+            yield from rank.wait(receive)
+            place = Range(answers[number].address, size_bytes)
+            rank.driver.kernel(rank.compute, f"use {number}", reads=(place,), seen=seen[number])
+
+        due: tuple[int, Receive] | None = None
+        for number, tensor in enumerate(tensors):
+            rank.driver.kernel(rank.compute, f"make {number}", writes=((tensor.address, value(number, size_bytes)),))
+            receive = rank.receive(answers[number], 1)
+            send = rank.send(tensor, 0)
+            yield None
+            yield from rank.wait(send)
+            if due is not None:
+                yield from take(*due)
+            due = number, receive
+        assert due is not None
+        yield from take(*due)
+        yield from rank.leave()
+        for tensor in (*tensors, *answers):
+            rank.driver.free(tensor.address)
+
+    def second(self, rank: Rank) -> Program:
+        """Sends back what it has received."""
+        tensors = [rank.tensor(LONG) for _ in self.steps]
+        for tensor in tensors:
+            receive = rank.receive(tensor, 0)
+            yield None
+            yield from rank.wait(receive)
+            yield from rank.wait(rank.send(tensor, 1))
+        yield from rank.leave()
+        for tensor in tensors:
+            rank.driver.free(tensor.address)
+
+
+@pytest.mark.parametrize("num_queues", [1, 2, 8])
+def test_a_pipeline_whose_streams_share_hardware_queues_comes_to_its_end(num_queues: int) -> None:
+    """Streams wait ahead, and what they wait for is never behind them in a queue."""
+    world = Pipeline(4, num_queues)
+    verdict = sample(world, range(80), is_strict=False)
+    assert verdict.is_ok, verdict
+    assert world.num_ahead

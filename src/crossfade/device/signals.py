@@ -99,6 +99,10 @@ class Counter:
         """Enqueues: say that so many are done."""
         self._driver.write_value(stream, self.address, value & _MASK)
 
+    def tell(self, value: int) -> None:
+        """Says that so many are done, from the host: no stream has anything to do with it."""
+        self._board.poke(self._index, value & _MASK)
+
     def reset(self) -> None:
         """Begins at 0 again, from the host, while no stream uses the counter."""
         self.awaited = 0

@@ -10,6 +10,9 @@ from crossfade.device.driver import Driver
 _GRACE_S = 0.002
 """How long a transfer waits for the program's own threads, which are quicker where they wait for it anyway."""
 
+_TICK_S = 0.25
+"""How often it looks while streams wait ahead, which nothing wakes it for."""
+
 _MOST_GRACES = 50
 """How often in a row it is put off because the program has begun another one."""
 
@@ -17,13 +20,21 @@ _MOST_GRACES = 50
 class Attendant:
     """Sleeps until something may need it. ``is_quiet`` says whether nothing does; ``attend`` works, and waits, until then, or until
     a thread of the program waits. It must not raise. While the program goes on beginning transfers, which handles what has come,
-    it works rarely: it would only take a core from the program.
+    it works rarely: it would only take a core from the program. Once streams wait ahead, ``tick`` is called now and then.
     """
 
-    def __init__(self, drivers: Iterable[Driver], is_quiet: Callable[[], bool], attend: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        drivers: Iterable[Driver],
+        is_quiet: Callable[[], bool],
+        attend: Callable[[], None],
+        tick: Callable[[], object],
+    ) -> None:
         self._drivers = list(drivers)
         self._is_quiet = is_quiet
         self._attend = attend
+        self._tick = tick
+        self._has_ticks = False
         self._wanted = threading.Event()
         self._ended = threading.Event()
         self._num_calls = 0
@@ -34,16 +45,27 @@ class Attendant:
         self._num_calls += 1
         if not self._wanted.is_set() and not self._is_quiet():
             self._wanted.set()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="crossfade-p2p", daemon=True)
-                self._thread.start()
+            self._start()
+
+    def watch(self) -> None:
+        """A stream waits ahead."""
+        if not self._has_ticks:
+            self._has_ticks = True
+            self._wanted.set()
+            self._start()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="crossfade-p2p", daemon=True)
+            self._thread.start()
 
     def _run(self) -> None:
         for driver in self._drivers:
             driver.enter_thread()
         num_graces = 0
         while True:
-            self._wanted.wait()
+            while not self._wanted.wait(_TICK_S if self._has_ticks else None):
+                self._tick()
             num_calls = self._num_calls
             if self._ended.wait(_GRACE_S):
                 return

@@ -79,7 +79,7 @@ class CrossfadeGroup(ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg,arg-type,unused-ignore]
         # First, since it may refuse the options: a gloo group that ends while it is made breaks off the making of it elsewhere.
         ranks = Ranks.of_store(PrefixStore(NAME, store), rank, size)
-        self.p2p = P2P(ranks, timeout_s=timeout.total_seconds(), **(options or {}))
+        self.p2p = P2P(ranks, timeout_s=timeout.total_seconds(), **{"waits": "stream", **(options or {})})
         self._collectives = ProcessGroup(PrefixStore("collectives", store), rank, size)
         gloo = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
         backends = [(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)]

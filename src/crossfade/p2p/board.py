@@ -3,7 +3,7 @@
 Each rank makes one and opens those of the others. In a rank's memory::
 
     page 0     the alarm: a semaphore, whether the rank sleeps; what it waits for, in words (for the time-out errors of all ranks)
-    page 1 on  for each rank, its letters to this one: a mailbox
+    page 1 on  for each rank, its letters to this one: a mailbox, and behind it whether it is sending
     then       for each rank, the counters of this rank's windows towards it: first those of host memory, then those of a GPU's
 """
 
@@ -22,7 +22,8 @@ NUM_WINDOWS = 256
 """Windows of one kind of memory that a rank can have open towards another one."""
 
 _LETTERS = MailboxShape(num_letters=256, letter_bytes=LETTER_BYTES)
-_ROW_BYTES = align(_LETTERS.size_bytes, PAGE_BYTES)
+_SENDING = align(_LETTERS.size_bytes, 64)
+_ROW_BYTES = align(_SENDING + 1, PAGE_BYTES)
 _WORDS_BYTES = align(2 * NUM_WINDOWS * WORD_BYTES, PAGE_BYTES)
 _ASLEEP, _STATUS, _MOST_STATUS_BYTES = 64, 128, 2048
 
@@ -97,6 +98,34 @@ class Alarm:
         data = text.encode()[:_MOST_STATUS_BYTES]
         self._mapping[_STATUS + 2 : _STATUS + 2 + len(data)] = data
         self._mapping[_STATUS : _STATUS + 2] = len(data).to_bytes(2, "little")
+
+
+class SendMark:
+    """Whether either rank of a pair is in the middle of a send: between its look for posted receives and its letter.
+
+    A rank that has posted a receive, then sees no mark, and then finds no announcement, knows that the next send with the tag reads
+    its letter, and pushes: each side writes before it looks, with a fence in between (which a mailbox's semaphore is).
+    """
+
+    def __init__(self, own: mmap.mmap, own_offset: int, theirs: mmap.mmap, their_offset: int) -> None:
+        self._own, self._own_place = own, own_offset + _SENDING
+        self._theirs, self._their_place = theirs, their_offset + _SENDING
+        self._fence = full_fence()
+
+    def begin(self) -> None:
+        """This rank is about to look, and then to send."""
+        self._theirs[self._their_place] = 1
+        self._fence()
+
+    def end(self) -> None:
+        """Its letter can be read."""
+        self._theirs[self._their_place] = 0
+
+    def is_other_sending(self) -> bool:
+        """Whether the other rank is between its look and its letter, or may be."""
+        if FENCE_AFTER_POST:
+            self._fence()
+        return self._own[self._own_place] != 0
 
 
 class NearLetters:

@@ -20,6 +20,7 @@ class P2PStatistics:
     num_pulled: int  # values copied out of the sender's memory, or received from another host
     num_lent: int  # values that were announced where they lie
     num_copied_first: int  # values that were copied into memory of the communicator, and announced there
+    num_ahead: int  # receives that a stream waited for before their sends had begun
     num_bytes: int  # of all values pushed and pulled
 
     @classmethod
@@ -59,7 +60,8 @@ class Carrier:
 
     def __init__(self) -> None:
         self.death: Exception | None = None  # of the other rank
-        self.num_pushed = self.num_pulled = self.num_lent = self.num_copied_first = self.num_bytes = 0
+        self.num_pushed = self.num_pulled = self.num_lent = self.num_copied_first = 0
+        self.num_ahead = self.num_bytes = 0
 
     # Sending
 
@@ -83,6 +85,9 @@ class Carrier:
         """Where a receive's tensor lies, if the other rank can write there, and a window on it can be opened."""
         return None
 
+    def unplace(self, receive: Receive) -> None:
+        """It is not posted, although it could be."""
+
     def post(self, receive: Receive, place: Place) -> Window:
         """Opens a window on the receive's tensor, which has this `place_of`."""
         raise NotImplementedError
@@ -91,7 +96,7 @@ class Carrier:
         """The value with that number is about to be requested."""
 
     def hold(self, receive: Receive) -> None:
-        """A receive waits, and is not posted."""
+        """A receive waits; it may be posted next."""
 
     def pull(self, receive: Receive, number: int, window: Window) -> None:
         """Copies a value out of an announced window, or takes the one that was requested."""
@@ -103,6 +108,10 @@ class Carrier:
 
     def land(self, receive: Receive) -> None:
         """Copies the value in a receive's ``landing`` on the current stream."""
+        raise NotImplementedError
+
+    def land_ahead(self, receive: Receive) -> None:
+        """The same for a posted value that the other rank is certain to push, if it lands in a cell of this rank's."""
         raise NotImplementedError
 
     def land_beside(self, receive: Receive) -> None:

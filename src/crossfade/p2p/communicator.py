@@ -16,10 +16,10 @@ from crossfade.device.watchdog import DeathReport, Watchdog
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelTimeout, DeviceError
 from crossfade.p2p.attendant import Attendant
 from crossfade.p2p.carrier import P2PStatistics
-from crossfade.p2p.memory import OwnedCell, Side
+from crossfade.p2p.memory import OwnedCell, Side, side_of
 from crossfade.p2p.opening import open_ranks, ranks_of
 from crossfade.p2p.pairs import Pairs
-from crossfade.p2p.payload import check_capture, check_ranks, check_tensor, empty, number_of, transport_of
+from crossfade.p2p.payload import Transport, Waits, check_capture, check_ranks, check_tensor, choose, empty, number_of
 from crossfade.p2p.transfer import Receive, Send, Transfer
 from crossfade.p2p.waiting import Waiting
 from crossfade.p2p.work import Work
@@ -45,9 +45,12 @@ class P2P:
         transport: ``"copy"``: GPUs read and write each other's memory, which takes NVLink; ``"staged"``: values pass through pinned
             memory of the host; ``"auto"``: the former between GPUs that NVLink connects, the latter between others. Between hosts
             values go by TCP, everywhere with ``"tcp"``. All ranks give the same. On the CPU ``"staged"`` is for tests.
+        waits: ``"host"``: `Work.wait` keeps the host until the other rank has begun its part, so that no order of calls can hang a
+            GPU; ``"stream"``: it goes on at once where torch's current stream can wait for a receive whose send has not begun, as
+            NCCL's does (see `Work.wait`). All ranks give the same.
         buffer_bytes: what values may take that are copied before the receiver asks for them (CPU tensors, GPU tensors of up to
-            1 MB or in memory that cannot be exported, all that is staged), in memory of the host and of the GPU each. Sends beyond
-            that wait for their receives.
+            1 MB, or an eighth of this where streams wait, or in memory that cannot be exported, all that is staged), in memory of
+            the host and of the GPU each. Sends beyond that wait for their receives.
         timeout_s: the longest that a call waits for other ranks' hosts.
 
     Raises:
@@ -61,6 +64,7 @@ class P2P:
         *,
         device: torch.device | str | None = None,
         transport: str = "auto",
+        waits: str = "host",
         buffer_bytes: int = 256 << 20,
         timeout_s: float = 60.0,
     ) -> None:
@@ -68,29 +72,31 @@ class P2P:
             raise ValueError(
                 f"buffer_bytes is {buffer_bytes} and timeout_s {timeout_s}\nhint: bytes and seconds, the latter more than 0"
             )
-        way = transport_of(transport)
+        way, waiter = choose(Transport, "the transport", transport), choose(Waits, "waits", waits)
         torch = torch_or_raise()
         where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
         if where.type not in ("cpu", "cuda"):
             raise DeviceError(f"there is no point-to-point for device '{where}'", hint="take a CUDA device or 'cpu'")
         ranks = group if isinstance(group, Ranks) else ranks_of(group, where)
-        opened = open_ranks(ranks, where, way, buffer_bytes, timeout_s)
+        opened = open_ranks(ranks, where, way, waiter, buffer_bytes, timeout_s)
         self.rank = opened.rank
         self.num_ranks = len(opened.pairs)
         self._timeout_s = timeout_s
         self._sides = opened.sides
         self._pairs = opened.pairs
-        self._alarms = opened.alarms
         self._pidfds = opened.pidfds
-        self._all = Pairs(opened.pairs, opened.sides.values())
-        self._lock = self._all.lock
         self._is_closing = False
+        self._is_ahead = waiter is Waits.STREAM
         self._alarm = opened.own_alarm
-        self._waiting = Waiting(self._alarm, self.look, opened.pidfds, self._on_death)
+        alarms = {pair.name: alarm for pair, alarm in zip(opened.pairs, opened.alarms, strict=True)}
+        self._waiting = Waiting(self._alarm, alarms, self.look, opened.pidfds, self._on_death)
+        self._all = Pairs(opened.pairs, opened.sides.values(), self._waiting.too_late)
+        self._lock = self._all.lock
         self._attendant = Attendant(
             [side.driver for side in self._sides.values()],
             self._all.is_quiet,
             partial(self._waiting.attend, self._all.work_off),
+            self._tick,
         )
         self._watchdog = self._watch()
 
@@ -235,23 +241,15 @@ class P2P:
     def _check(self, call: str, tensor: torch.Tensor, ranks: Sequence[int], tag: int) -> Side:
         check_tensor(tensor, call)
         check_ranks(call, ranks, tag, self.num_ranks)
-        is_host = tensor.device.type == "cpu"
-        side = self._sides.get(is_host)
-        if side is None or (not is_host and tensor.device.index != side.driver.device):
-            own = "the CPU" if len(self._sides) == 1 else f"the CPU and cuda:{self._sides[False].driver.device}"
-            raise ValueError(
-                f"{call} was given a tensor on {tensor.device}, and the communicator was opened for {own}\n"
-                "hint: P2P(device=...) opens it for another GPU"
-            )
-        check_capture(call, is_host=is_host)
+        side = side_of(self._sides, tensor, call)
+        check_capture(call, is_host=side.is_host)
         return side
 
     def _begin(self) -> None:
         """At the beginning of a call, with the lock."""
         if self._is_closing:
             raise ChannelClosed("the communicator is closed", hint="open a new one with P2P(group)")
-        if self._all.look():
-            self._waiting.notify()
+        self.look()
 
     def look(self) -> bool:
         """Handles what other ranks have said. Whether anything came."""
@@ -264,14 +262,27 @@ class P2P:
         """Waits until everything is enqueued that a transfer needs, and lets the current stream wait for it. Raises as `Work.wait`
         does.
         """
-        if not transfer.is_settled:
-            self._await(lambda: transfer.is_settled, str(transfer), timeout)
         check_capture("wait", is_host=transfer.side.is_host)
+        if not transfer.is_settled:
+            self._await(lambda: self._settles(transfer, timeout), str(transfer), timeout)
         is_joined = self._all.land(transfer)
         if transfer.error is not None:
             raise copy(transfer.error)
         if not is_joined:
             transfer.join()
+
+    def _settles(self, transfer: Transfer, timeout: float | None) -> bool:
+        """Whether the host has nothing left to wait for; where it can, the current stream waits in its place."""
+        if self._is_ahead and isinstance(transfer, Receive) and not transfer.is_settled:
+            self._all.land_ahead(transfer, self._timeout_s if timeout is None else timeout)
+            if transfer.ahead is not None:
+                self._attendant.watch()
+        return transfer.is_settled
+
+    def _tick(self) -> None:
+        """While streams wait ahead."""
+        self.look()
+        self._waiting.tell(self._all.awaited())
 
     def is_over(self, transfers: Sequence[Transfer]) -> bool:
         """Whether the copies of transfers have been made, or cannot be made any more; waits for nothing."""
@@ -279,17 +290,7 @@ class P2P:
         return self._all.are_over(transfers)
 
     def _await(self, ready: Callable[[], bool], what: str, timeout: float | None) -> None:
-        limit_s = self._timeout_s if timeout is None else timeout
-        if not self._waiting.until(ready, limit_s, lambda: f"waits for {what}"):
-            raise ChannelTimeout(f"{what} has not met its other side within {limit_s:g} s{self._who_waits()}")
-
-    def _who_waits(self) -> str:
-        """For errors: what all ranks wait for."""
-        lines = []
-        for pair, alarm in zip(self._pairs, self._alarms, strict=True):
-            status = "does not say here what it waits for" if alarm is None else alarm.status
-            lines.append(f"\n{pair.name} {status or 'does not wait in crossfade.p2p'}")
-        return "".join(lines)
+        self._waiting.until_met(ready, self._timeout_s if timeout is None else timeout, what)
 
     # Deaths
 
@@ -320,8 +321,8 @@ class P2P:
         for rank, pair in enumerate(self._pairs):
             if pair.is_dying():
                 self._on_death(rank)
-            if pair.carrier.death is not None:
-                raise copy(pair.carrier.death)
+            if (error := pair.carrier.death or pair.ended) is not None:
+                raise copy(error)
 
     def statistics(self) -> P2PStatistics:
         """What this rank has enqueued until now; zeros once it is closed."""
@@ -341,6 +342,8 @@ class P2P:
             if self._all.is_closed or self._is_closing:
                 return
             self._is_closing = True
+        self._waiting.until(lambda: not self._all.awaited(), self._timeout_s, lambda: "closes its communicator")
+        with self._lock:
             for pair in self._pairs:
                 pair.leave(ChannelClosed("the communicator is closed", hint="open a new one with P2P(group)"))
         is_closed = self._waiting.until(self._have_all_closed, self._timeout_s, lambda: "closes its communicator")
@@ -348,7 +351,7 @@ class P2P:
             self._all.is_closed = True
         self._alarm.ring()
         self._attendant.close()
-        late = self._who_waits()
+        late = self._waiting.who_waits()
         self._give_back()
         if not is_closed:
             raise ChannelTimeout(f"not all ranks closed their communicators within {self._timeout_s:g} s{late}")
@@ -369,7 +372,6 @@ class P2P:
         for side in self._sides.values():
             side.close()
         self._all.each = self._pairs = []
-        self._alarms = []  # and the other ranks' memory with them
         del self._alarm
         self._waiting.close()
 

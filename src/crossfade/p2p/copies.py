@@ -5,6 +5,8 @@
     short       sender's current stream    copy into a cell in memory of the host | set ready    then `Announced`
                 receiver's current stream  (wait ready) | copy out of it | set done    in `Work.wait`
     posted      sender's push stream    (wait ready) | copy into the receiver's tensor | set done    then `Pushed`
+    landed      sender's push stream    copy into a cell of the receiver's | set done                then `Pushed`
+                receiver's current stream  (wait done) | copy out of it, in `Work.wait`, which need not wait for `Pushed`
     announced   receiver's pull stream  (wait ready) | copy out of the sender's memory | set done    (then `Pulled`)
     staged      sender's push stream    for each piece: copy into pinned memory of the host, and beside it set ready
                 receiver's pull stream  for each piece: (wait ready, beside it) | copy out of it, and behind the last one set done
@@ -14,6 +16,10 @@ sender's memory is its tensor (*lent*: the sender waits for ``done`` before it c
 has copied it: so it is with all but long values, whose sender then has nothing to wait for, and with memory that cannot be
 exported. Where GPUs cannot reach each other, cells lie in memory of the host, and values go up and down in pieces
 (`device.staged_layout`). A short value goes this way in any case, in one piece: a copy between two GPUs takes longer to begin.
+
+Where streams wait *ahead*, for values whose sends have not begun, PL-5 does not hold: what is enqueued behind such a wait may be
+long in coming. So no stream of ours waits for another rank there: values up to a length pass through cells, which take no wait to
+be written, and the program's own stream waits for them where it has asked for them. Longer ones are lent, and not posted.
 """
 
 from __future__ import annotations
@@ -72,6 +78,7 @@ class Copies(Carrier):
     num_pulled: int
     num_lent: int
     num_copied_first: int
+    num_ahead: int
     num_bytes: int
 
     def __init__(self, ends: Mapping[bool, Ends], letters: Letters) -> None:
@@ -87,11 +94,20 @@ class Copies(Carrier):
         self.num_pushed += 1
 
     def accept(self, receive: Receive, number: int, window: Window) -> None:
-        if receive.size_bytes > SHORT_BYTES:
-            self.pull(receive, number, window)
-        else:
+        side = receive.side
+        is_staged = self._ends[side.is_host].shared.is_staged
+        is_landed = receive.size_bytes <= side.landed_bytes and not is_staged and not self._has_come(receive, window)
+        if receive.size_bytes <= SHORT_BYTES or is_landed:
             receive.landing = window
             self._landings[receive] = None
+        else:
+            self.pull(receive, number, window)
+
+    def _has_come(self, receive: Receive, window: Window | OpenWindow) -> bool:
+        """Whether the value lies in its cell, on whichever side."""
+        ends = self._ends[receive.side.is_host]
+        word = ends.theirs.ready if isinstance(window, Window) else ends.windows.counters.done
+        return word(window.word).has(window.uses)
 
     def pull(self, receive: Receive, number: int, window: Window) -> None:
         self._copy(receive, window, receive.free(), receive.side.pull_stream, is_into=False)
@@ -106,33 +122,53 @@ class Copies(Carrier):
 
     def land_beside(self, receive: Receive) -> None:
         window, side = receive.landing, receive.side
-        if window is not None and (receive.is_free_known() or not side.driver.is_capturing(receive.stream)):
+        if window is None or (side.landed_bytes and self.death is None and not self._has_come(receive, window)):
+            return
+        if receive.is_free_known() or not side.driver.is_capturing(receive.stream):
             self._land(receive, window, receive.free(), side.pull_stream)
 
+    def land_ahead(self, receive: Receive) -> None:
+        window, side = receive.window, receive.side
+        if window is not None and window.cell is not None:
+            stream = side.join()
+            receive.landing = window
+            receive.ahead = self._ends[side.is_host].windows.counters.done(window.word)
+            self._land(receive, window, receive.free() if stream != receive.stream else None, stream)
+            self.num_ahead += 1
+
     @marked("copy")
-    def _land(self, receive: Receive, window: Window, after: PooledEvent | None, stream: int) -> None:
-        """The copy's completion is told by the counter that the sender waits for: it takes no event."""
+    def _land(self, receive: Receive, landing: Window | OpenWindow, after: PooledEvent | None, stream: int) -> None:
+        """The completion of a copy out of the sender's memory is told by what the sender waits for, and takes no event."""
         side = receive.side
         ends = self._ends[side.is_host]
         receive.landing = None
-        del self._landings[receive]
-        ready, done = ends.theirs.ready(window.word), ends.theirs.done(window.word)
-        is_ready = ready.has(window.uses)
-        if self.death is not None and not is_ready:
+        self._landings.pop(receive, None)
+        cell = landing.cell if isinstance(landing, OpenWindow) else None
+        is_there = self._has_come(receive, landing)
+        if self.death is not None and not is_there:
             receive.fail(copy(self.death))
             return
-        source = ends.memories.address(window.memory, window.offset, receive.size_bytes)
+        if isinstance(landing, Window):
+            source = ends.memories.address(landing.memory, landing.offset, receive.size_bytes)
+        else:
+            assert cell is not None, "else it was pushed into the tensor"
+            source = cell.address
         if after is not None:
             after.hold(stream)
-        if not is_ready:
-            ready.wait(stream, window.uses)
+        if not is_there:
+            word = ends.theirs.ready if cell is None else ends.windows.counters.done
+            word(landing.word).wait(stream, landing.uses)
         side.driver.copy(receive.address, source, receive.size_bytes, stream)
-        done.set(stream, window.uses)
-        self.num_pulled += 1
-        self.num_bytes += receive.size_bytes
-        receive.finish_at(done, window.uses)
+        if cell is None:
+            done = ends.theirs.done(landing.word)
+            done.set(stream, landing.uses)
+            receive.finish_at(done, landing.uses)
+            self.num_pulled += 1
+            self.num_bytes += receive.size_bytes
+        else:
+            receive.finish_behind(side.events.at(stream))
         self._under_way.append(receive)
-        if self.death is not None and not is_ready:
+        if self.death is not None and not is_there:
             receive.error = copy(self.death)
 
     def landings(self) -> list[Receive]:
@@ -163,14 +199,29 @@ class Copies(Carrier):
         ends = self._ends[receive.side.is_host]
         if receive.size_bytes <= SHORT_BYTES or not ends.windows.has_free():
             return None
+        landed_bytes = receive.side.landed_bytes
+        if landed_bytes and not ends.shared.is_staged:
+            if receive.size_bytes <= landed_bytes:
+                receive.cell = self._take_cell(ends, ends.shared.cells, receive.size_bytes, is_urgent=False)
+            return None if receive.cell is None else receive.cell.place
         return ends.shared.exports.find(receive.address, receive.size_bytes)
 
     def post(self, receive: Receive, place: Place) -> Window:
         windows = self._ends[receive.side.is_host].windows
         self._tell_of(place)
-        window = receive.window = windows.open()
-        windows.counters.ready(window.word).set(receive.stream, window.uses)
+        window = receive.window = windows.open(cell=receive.cell)
+        ready = windows.counters.ready(window.word)
+        if receive.cell is None:
+            ready.set(receive.stream, window.uses)
+        else:  # nothing uses the cell
+            receive.cell, window.receive = None, receive
+            ready.tell(window.uses)
         return _as_letter(place, window, is_lent=True)
+
+    def unplace(self, receive: Receive) -> None:
+        if receive.cell is not None:
+            receive.cell.release()
+            receive.cell = None
 
     def hold(self, receive: Receive) -> None:
         if receive.tensor is not None:
@@ -249,6 +300,12 @@ class Copies(Carrier):
         return cell
 
     def finish(self, transfer: Transfer, window: OpenWindow) -> None:
+        if isinstance(transfer, Receive) and window.receive is transfer:
+            transfer.ahead = None
+            if not transfer.is_enqueued:
+                transfer.landing = window
+                self._landings[transfer] = None
+            return
         done = self._ends[transfer.side.is_host].windows.counters.done(window.word)
         transfer.finish_at(done, window.uses)
         self._begin_copy(transfer)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, count
+from typing import TYPE_CHECKING
 
 from crossfade.device.driver import HOST, DeviceMemory, TimedDriver
 from crossfade.device.events import EventPool
@@ -18,6 +19,9 @@ from crossfade.errors import ChannelError, DeviceError
 from crossfade.interrupted import brief
 from crossfade.p2p.cells import Cell, Cells, Place
 from crossfade.p2p.letters import Exported
+
+if TYPE_CHECKING:
+    import torch
 
 _LENT_BYTES_OF_HOST = 256 << 10
 """A value of at least this length is read where it lies, if its memory can be exported; a shorter one is copied first."""
@@ -157,9 +161,11 @@ class Shared:
 
 
 class Side:
-    """The host's memory, or this rank's GPU, as transfers use it."""
+    """The host's memory, or this rank's GPU, as transfers use it. Values of up to ``landed_bytes`` pass through cells, so that
+    neither the sender's stream nor its copy waits for the receiver's stream.
+    """
 
-    def __init__(self, driver: TimedDriver, numbers: count[int], buffer_bytes: int) -> None:
+    def __init__(self, driver: TimedDriver, numbers: count[int], buffer_bytes: int, *, landed_bytes: int = 0) -> None:
         self.driver = driver
         self.is_host = driver.device == HOST
         self.current_stream = stream_getter(driver.device)
@@ -169,7 +175,8 @@ class Side:
             Shared(driver, numbers, self.forgotten, buffer_bytes, is_staged=is_staged) for is_staged in (False, True)
         )
         self.short = self.direct if self.is_host else self.staged  # where short values pass
-        self.lent_bytes = _LENT_BYTES_OF_HOST if self.is_host else _LENT_BYTES_OF_DEVICE
+        self.landed_bytes = landed_bytes
+        self.lent_bytes = max(_LENT_BYTES_OF_HOST if self.is_host else _LENT_BYTES_OF_DEVICE, landed_bytes + 1)
         self.streams = Streams(driver)
         self.push_stream = self.streams.get(Role.PUSH)
         self.pull_stream = self.streams.get(Role.DOWN)
@@ -215,3 +222,16 @@ class Side:
         self.staged.close()
         self.streams.close()
         self.events.close()
+
+
+def side_of(sides: Mapping[bool, Side], tensor: torch.Tensor, call: str) -> Side:
+    """The side of a tensor. Raises a `ValueError` if there is none."""
+    is_host = tensor.device.type == "cpu"
+    side = sides.get(is_host)
+    if side is None or (not is_host and tensor.device.index != side.driver.device):
+        own = "the CPU" if len(sides) == 1 else f"the CPU and cuda:{sides[False].driver.device}"
+        raise ValueError(
+            f"{call} was given a tensor on {tensor.device}, and the communicator was opened for {own}\n"
+            "hint: P2P(device=...) opens it for another GPU"
+        )
+    return side

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.device.capabilities import judge, read_facts, read_topology, require
-from crossfade.device.driver import TimedDriver
+from crossfade.device.driver import HOST, TimedDriver
 from crossfade.device.host_driver import HostDriver
 from crossfade.errors import DeviceError
 from crossfade.host.memory import Memory
 from crossfade.host.processes import open_pidfd
 from crossfade.host.tcp import Stream, open_streams
-from crossfade.p2p.board import Alarm, BoardLayout, NearLetters, format_board
+from crossfade.p2p.board import Alarm, BoardLayout, NearLetters, SendMark, format_board
 from crossfade.p2p.copies import Copies, Ends
 from crossfade.p2p.far import FarCopies
 from crossfade.p2p.memory import OpenedMemories, Side
 from crossfade.p2p.pair import Pair
-from crossfade.p2p.payload import Transport
+from crossfade.p2p.payload import Transport, Waits
 from crossfade.p2p.windows import Counters
 from crossfade.p2p.wire import Wire
 from crossfade.peers.rendezvous import Party, Ranks, meet_near
@@ -28,6 +28,9 @@ from crossfade.topology import LinkKind
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
+
+_NUM_LANDED = 8
+"""Where streams wait ahead, a value may take this part of the memory for values that are copied first."""
 
 _HINT = "leave out transport='copy': values go through the host's memory then"
 
@@ -43,7 +46,9 @@ class Opened(NamedTuple):
     pidfds: dict[int, int]  # of the other ranks of this host
 
 
-def open_ranks(ranks: Ranks, device: torch.device, transport: Transport, buffer_bytes: int, timeout_s: float) -> Opened:
+def open_ranks(
+    ranks: Ranks, device: torch.device, transport: Transport, waits: Waits, buffer_bytes: int, timeout_s: float
+) -> Opened:
     """Opens everything that the ranks share. All of them call it. ``device``: a GPU, and then the CPU as well, or the CPU."""
     rank, num_ranks = ranks.rank, ranks.num_ranks
     numbers = count()
@@ -60,7 +65,13 @@ def open_ranks(ranks: Ranks, device: torch.device, transport: Transport, buffer_
         is_direct = [transport is not Transport.STAGED] * num_ranks
         if device.type == "cuda":
             is_direct = _find_direct(ranks, parties, drivers[-1].device, transport)
-        sides = {side.is_host: side for side in (Side(driver, numbers, buffer_bytes) for driver in drivers)}
+        is_ahead = waits is Waits.STREAM and device.type == "cuda"
+        if len({tuple(row) for row in ranks.gather([int(waits is Waits.STREAM)])}) > 1:
+            raise ValueError("some ranks were opened with waits='stream', and some without\nhint: all give the same")
+        sides = {}
+        for driver in drivers:
+            landed_bytes = buffer_bytes // _NUM_LANDED if is_ahead and driver.device != HOST else 0
+            sides[driver.device == HOST] = Side(driver, numbers, buffer_bytes, landed_bytes=landed_bytes)
         far = [k for k, party in enumerate(parties) if party is None]
         streams = open_streams(rank, far, ranks.gather, timeout_s) if _is_anywhere(ranks, far) else {}
         own_alarm = Alarm(own)
@@ -74,7 +85,11 @@ def open_ranks(ranks: Ranks, device: torch.device, transport: Transport, buffer_
             mapping = own if k == rank else party.memory.map(layout.letters_bytes)
             alarms.append(Alarm(mapping))
             name = f"rank {k} (process {party.pid})"
-            letters = NearLetters(own, layout.letters_of(k), mapping, layout.letters_of(rank), Alarm(mapping))
+            rows = own, layout.letters_of(k), mapping, layout.letters_of(rank)
+            letters = NearLetters(*rows, Alarm(mapping))
+            mark = (
+                SendMark(*rows) if is_ahead and k != rank else None
+            )  # what a rank sends to itself, its host must send
             ends = {}
             for is_host, side in sides.items():
                 is_staged = k != rank and not is_direct[k] and is_host == (device.type == "cpu")
@@ -83,7 +98,7 @@ def open_ranks(ranks: Ranks, device: torch.device, transport: Transport, buffer_
                     (party.memory, layout.words_for(rank, is_host=is_host)),
                 )
                 ends[is_host] = _open_ends(side, boards, name, is_own=k == rank, is_staged=is_staged)
-            pairs.append(Pair(name, party.pid, letters, Copies(ends, letters)))
+            pairs.append(Pair(name, party.pid, letters, Copies(ends, letters), mark))
         pidfds = {k: open_pidfd(party.pid) for k, party in enumerate(parties) if party is not None and k != rank}
     finally:
         for party in parties:

@@ -6,13 +6,12 @@ is one for it in any case, as soon as an earlier one has closed.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from copy import copy
-from typing import NamedTuple
 
 from crossfade.errors import ChannelBroken, ChannelError, DeviceError
 from crossfade.host.processes import is_ending
+from crossfade.p2p.board import SendMark
 from crossfade.p2p.carrier import Carrier, Letters
 from crossfade.p2p.letters import (
     Announced,
@@ -31,19 +30,12 @@ from crossfade.p2p.letters import (
     Window,
 )
 from crossfade.p2p.matching import Incoming, Outgoing
+from crossfade.p2p.pending import Pending
 from crossfade.p2p.transfer import Arrival, OpenWindow, Receive, Send, Transfer
 
 _NOTHING = Window(0, 0, 0, 0, is_lent=False)
 _NUM_UNTOLD = 64
 """So many announcements at most are read before the other rank is told, which remembers them until then."""
-
-
-class _Lent(NamedTuple):
-    """A send whose value is read where it lies, and which waits for `Pulled`."""
-
-    send: Send
-    window: OpenWindow
-    is_requested: bool  # its receive has begun
 
 
 class Pair:
@@ -53,8 +45,11 @@ class Pair:
     side has closed too. Then each says that it has made its last copy, and both have ended.
     """
 
-    def __init__(self, name: str, pid: int | None, letters: Letters, carrier: Carrier) -> None:
+    def __init__(
+        self, name: str, pid: int | None, letters: Letters, carrier: Carrier, mark: SendMark | None = None
+    ) -> None:
         self.name = name
+        self._mark = mark  # where either rank's streams may wait ahead
         self._pid = pid
         self.ended: Exception | None = None  # why this side begins no transfer any more
         self._is_closed = False  # the other rank begins none any more
@@ -64,17 +59,26 @@ class Pair:
         self._outgoing: Outgoing[Posted] = Outgoing()
         self._incoming: Incoming[Arrival, Receive] = Incoming()
         self._num_announced = 0
-        self._unserved: dict[int, Send] = {}  # announced without a window, by number
-        self._wanted: deque[tuple[int, Send]] = deque()  # requested of these
+        self._pending = Pending()
         self._num_told = 0  # announcements that the other rank knows to have been read
-        # By kind, word and uses: a device may have done with a window, and another one have its word, before the letter comes.
-        self._lent: dict[tuple[bool, int, int], _Lent] = {}
         self._awaited: dict[int, Receive] = {}  # requested of the other rank, by number
 
     # Sending
 
     def send(self, send: Send) -> None:
         """Begins a send."""
+        if self._mark is None:
+            self._send(send)
+            return
+        self._mark.begin()
+        try:
+            self.progress()
+            self._send(send)
+        finally:
+            if self._letters.flush():
+                self._mark.end()
+
+    def _send(self, send: Send) -> None:
         self._check()
         if self._is_closed:
             raise self._has_closed()
@@ -90,7 +94,7 @@ class Pair:
             self._break(send, error)
             return
         if window is None:
-            self._unserved[number] = send
+            self._pending.put(number, send)
         self._letters.put(Announced(send.tag, send.size_bytes, send.side.is_host, send.dtype, send.shape, window))
 
     def _push(self, send: Send, posted: Posted) -> None:
@@ -98,7 +102,7 @@ class Pair:
         is_host = send.side.is_host
         if (posted.size_bytes, posted.is_host) != (send.size_bytes, is_host):
             self._letters.put(Refused(0, 1, send.tag, send.size_bytes, is_host))
-            send.fail(_do_not_fit(send, posted.size_bytes, posted.is_host))
+            send.fail(send.misfit(posted.size_bytes, posted.is_host))
             return
         try:
             self.carrier.push(send, posted.window)
@@ -117,7 +121,7 @@ class Pair:
             return None
         window = offer.opened
         if window is not None and offer.window.is_lent:
-            self._lent[send.side.is_host, window.word, window.uses] = _Lent(send, window, is_urgent)
+            self._pending.lend(send, window, is_requested=is_urgent)
         return offer.window
 
     # Receiving
@@ -125,14 +129,14 @@ class Pair:
     def receive(self, receive: Receive) -> None:
         """Begins a receive."""
         self._check()
-        place = self.carrier.place_of(receive)
+        is_there = self._incoming.has(receive.tag)
+        if self._is_closed and not is_there:
+            raise self._has_closed()
+        place = None if is_there else self.carrier.place_of(receive)
         arrival, is_posted = self._incoming.receive(receive.tag, receive, is_postable=place is not None)
         if arrival is not None:
             self._meet(receive, arrival)
             return
-        if self._is_closed:
-            self._incoming.withdraw()
-            raise self._has_closed()
         self.carrier.hold(receive)
         if is_posted and place is not None:
             try:
@@ -142,6 +146,22 @@ class Pair:
                 return
             num_read = self._num_told = self._incoming.num_read
             self._letters.put(Posted(receive.tag, receive.size_bytes, receive.side.is_host, num_read, window))
+        elif place is not None:  # it stands behind one that is not posted
+            self.carrier.unplace(receive)
+
+    def land_ahead(self, receive: Receive) -> None:
+        """Lets the current stream wait for a posted value that has not been sent yet, where the other rank is certain to push it:
+        for that it needs nothing more of this one's host.
+        """
+        is_owing = self._pending.is_owing or self._awaited
+        if self._mark is None or is_owing or not self._letters.flush() or self._mark.is_other_sending():
+            return
+        self.progress()
+        if self.carrier.death is None and not receive.is_settled:
+            try:
+                self.carrier.land_ahead(receive)
+            except DeviceError as error:
+                self._break(receive, error)
 
     def has_value(self, tag: int) -> bool:
         """Whether a value with a tag has come that no receive has met."""
@@ -168,7 +188,7 @@ class Pair:
         is_host = receive.side.is_host
         if (value.size_bytes, value.is_host) != (receive.size_bytes, is_host):
             self._letters.put(Refused(number, 0, receive.tag, receive.size_bytes, is_host))
-            receive.fail(_do_not_fit(receive, value.size_bytes, value.is_host))
+            receive.fail(receive.misfit(value.size_bytes, value.is_host))
         elif not value.size_bytes:
             receive.finish()
         elif value.window is None:
@@ -232,8 +252,9 @@ class Pair:
         failure = self.carrier.failure()
         if failure is not None and self.carrier.death is None:
             self.on_death(failure)
-        while self._wanted and self._serve(*self._wanted[0]):
-            self._wanted.popleft()
+        wanted = self._pending.wanted
+        while wanted and self._serve(*wanted[0]):
+            wanted.popleft()
         return has_come
 
     def _serve(self, number: int, send: Send) -> bool:
@@ -266,7 +287,7 @@ class Pair:
             case Pushed(tag):
                 self._on_pushed(tag)
             case Requested(number):
-                self._wanted.append((number, self._unserved.pop(number)))
+                self._pending.request(number)
             case Here(number, window):
                 self._pull(self._awaited.pop(number), number, window)
             case Exported():
@@ -277,12 +298,12 @@ class Pair:
                 self._on_refused(letter)
             case Closed():
                 self._is_closed = True
-                self._fail([*self._incoming.withdraw(), *self._take_unmet()], self._has_closed())
+                self._fail([*self._incoming.withdraw(), *self._pending.take_unmet()], self._has_closed())
             case Left():
                 self._is_left = True
 
     def _on_pulled(self, pulled: Pulled) -> None:
-        lent = self._lent.pop((pulled.is_host, pulled.word, pulled.uses))
+        lent = self._pending.give_back(pulled)
         self.carrier.finish(lent.send, lent.window)
 
     def _on_pushed(self, tag: int) -> None:
@@ -302,15 +323,14 @@ class Pair:
         if refused.posted:
             transfer, window = self._posted(refused.tag)
             window.is_void = True
-        elif (unserved := self._unserved.pop(refused.announced, None)) is not None:
+        elif (unserved := self._pending.take(refused.announced)) is not None:
             transfer = unserved
         elif (known := self.carrier.announced(refused.announced)) is not None and known.send is not None:
-            transfer, window = known.send, known
-            window.is_void = True
-            self._lent.pop((transfer.side.is_host, window.word, window.uses), None)
+            transfer = known.send
+            self._pending.refuse(known.send, known)
         else:  # a value without bytes, of which nothing is kept
             return
-        transfer.fail(_do_not_fit(transfer, refused.size_bytes, refused.is_host))
+        self._fail([transfer], transfer.misfit(refused.size_bytes, refused.is_host))
 
     # The end
 
@@ -321,9 +341,8 @@ class Pair:
     @property
     def is_quiet(self) -> bool:
         """Whether the other rank waits for nothing that this process's host still has to do."""
-        is_busy = (
-            self._unserved or self._wanted or self._awaited or self.carrier.has_landings or self._incoming.num_unposted
-        )
+        is_owing = self._pending.is_owing or self._awaited
+        is_busy = is_owing or self.carrier.has_landings or self._incoming.num_unposted
         return not is_busy and self._letters.flush()
 
     def is_dying(self) -> bool:
@@ -340,28 +359,19 @@ class Pair:
         self.ended = self.ended or death
         self._letters.drop()
         self.land_all()  # what has come all the same
-        met = [
-            *self._awaited.values(),
-            *(send for _, send in self._wanted),
-            *(each.send for each in self._lent.values()),
-        ]
-        self._fail([*self._incoming.withdraw(), *met, *self._take_unmet()], death)
+        self._fail([*self._incoming.withdraw(), *self._awaited.values(), *self._pending.take_all()], death)
         self._awaited.clear()
-        self._wanted.clear()
-        self._lent.clear()
-
-    def _take_unmet(self) -> list[Transfer]:
-        """The sends that have met no receive, and will meet none any more. Those that were requested have met one."""
-        lent = {key: each for key, each in self._lent.items() if not each.is_requested}
-        sends: list[Transfer] = [*self._unserved.values(), *(each.send for each in lent.values())]
-        self._unserved.clear()
-        for key in lent:
-            del self._lent[key]
-        return sends
 
     def _fail(self, transfers: Iterable[Transfer], error: Exception) -> None:
         for transfer in transfers:
             transfer.fail(copy(error))
+            if isinstance(transfer, Receive) and transfer.ahead is not None:
+                self.ended = self.ended or error  # the program has waited for it already: the next call tells
+
+    def give_up(self, receive: Receive, error: Exception) -> None:
+        """Lets the stream go that waits ahead for a value that does not come; the other rank sends no more."""
+        self._letters.put(Closed())
+        self._fail([receive], error)
 
     def _has_closed(self) -> ChannelBroken:
         return ChannelBroken(f"{self.name} has closed its communicator", hint="close when all transfers are done")
@@ -379,17 +389,8 @@ class Pair:
             return True
         self.progress()
         self.land_all()
-        has_copies = self._awaited or self._wanted or self.carrier.has_landings or self.carrier.are_under_way
+        has_copies = self._awaited or self._pending.wanted or self.carrier.has_landings or self.carrier.are_under_way
         if self._is_closed and not (self._has_left or has_copies):
             self._has_left = True
             self._letters.put(Left())
         return self._has_left and self._is_left and self._letters.flush()
-
-
-def _do_not_fit(transfer: Transfer, other_bytes: int, is_other_host: bool) -> ChannelError:
-    own, other = (("the host's memory" if is_host else "a GPU") for is_host in (transfer.side.is_host, is_other_host))
-    where = f", the one in {own}, the other in {other}" if own != other else ""
-    return ChannelError(
-        f"{transfer} met a transfer of {other_bytes} bytes{where}: nothing was copied",
-        hint="the k-th send and the k-th receive with one tag need tensors of one length, on the same kind of device",
-    )

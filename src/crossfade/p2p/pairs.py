@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from crossfade.p2p.memory import Side
 from crossfade.p2p.pair import Pair
 from crossfade.p2p.transfer import Receive, Transfer
 
 
-class Pairs:
-    """Any thread may use it: ``lock`` is held while one works on pairs. ``each``: by rank, this one's with itself among them."""
+class _Ahead(NamedTuple):
+    """A receive for which a stream waits ahead; at ``end_s`` it has waited too long, for ``limit_s``."""
 
-    def __init__(self, pairs: list[Pair], sides: Iterable[Side]) -> None:
+    end_s: float
+    limit_s: float
+    receive: Receive
+
+
+class Pairs:
+    """Any thread may use it: ``lock`` is held while one works on pairs. ``each``: by rank, this one's with itself among them.
+    ``too_late``: the error for a receive that has not met its other side within so many seconds.
+    """
+
+    def __init__(self, pairs: list[Pair], sides: Iterable[Side], too_late: Callable[[str, float], Exception]) -> None:
         self.lock = threading.RLock()
         self.each = pairs
         self.is_closed = False
         self._sides = list(sides)
+        self._too_late = too_late
+        self._ahead: deque[_Ahead] = deque()  # in their order
 
     def look(self) -> bool:
         """Handles what other ranks have said. Whether anything came."""
@@ -33,7 +48,33 @@ class Pairs:
             for pair in self.each:
                 if pair.progress():
                     has_come = True
+            self._expire()
         return has_come
+
+    def land_ahead(self, receive: Receive, limit_s: float) -> None:
+        """See `Pair.land_ahead`."""
+        with self.lock:
+            if self.each:
+                self.each[receive.rank].land_ahead(receive)
+                if receive.ahead is not None:
+                    self._ahead.append(_Ahead(time.monotonic() + limit_s, limit_s, receive))
+
+    def _expire(self) -> None:
+        """Gives up what a stream has waited ahead for too long."""
+        ahead = self._ahead
+        while ahead:
+            end_s, limit_s, receive = ahead[0]
+            if receive.ahead is not None and receive.error is None:
+                if time.monotonic() < end_s:
+                    return
+                self.each[receive.rank].give_up(receive, self._too_late(str(receive), limit_s))
+            ahead.popleft()
+
+    def awaited(self) -> str:
+        """What a stream waits for ahead, in words; "" for nothing."""
+        with self.lock:
+            self._expire()
+            return f"waits on its GPU for {self._ahead[0].receive}" if self._ahead else ""
 
     def is_quiet(self) -> bool:
         """Whether no other rank waits for what this process's host still has to do."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from crossfade.device.borrowed import device_of, torch_or_raise
 from crossfade.errors import DeviceError
@@ -27,6 +27,13 @@ class Transport(StrEnum):
     COPY = "copy"
     STAGED = "staged"
     TCP = "tcp"
+
+
+class Waits(StrEnum):
+    """What keeps still until a posted receive's send has begun: the host that waits for it, or its stream."""
+
+    HOST = "host"
+    STREAM = "stream"
 
 
 _MOST_TAG = 1 << 62
@@ -53,12 +60,15 @@ def empty(value: Announced, device: int) -> torch.Tensor:
     return made
 
 
-def transport_of(name: str) -> Transport:
-    """What a communicator was asked to move values by. Raises a `ValueError` for what is none of these."""
+Option = TypeVar("Option", bound=StrEnum)
+
+
+def choose(options: type[Option], name: str, asked: str) -> Option:
+    """What a communicator was asked for by name. Raises a `ValueError` for what is none of the options."""
     try:
-        return Transport(name)
+        return options(asked)
     except ValueError:
-        raise ValueError(f"the transport is {name!r}\nhint: it is one of {', '.join(Transport)}") from None
+        raise ValueError(f"{name} is {asked!r}\nhint: it is one of {', '.join(options)}") from None
 
 
 def check_tensor(tensor: Any, call: str) -> None:

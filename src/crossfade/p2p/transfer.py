@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from crossfade.device.events import PooledEvent
 from crossfade.device.signals import Counter
+from crossfade.errors import ChannelError
 from crossfade.p2p.cells import Cell
 from crossfade.p2p.letters import Announced, Window
 from crossfade.p2p.memory import Side
@@ -99,6 +100,15 @@ class Transfer:
             return event.has_come()
         return counter is None or counter.has(self._value)
 
+    def misfit(self, other_bytes: int, is_other_host: bool) -> ChannelError:
+        """It met a transfer that it does not fit."""
+        own, other = (("the host's memory" if is_host else "a GPU") for is_host in (self.side.is_host, is_other_host))
+        where = f", the one in {own}, the other in {other}" if own != other else ""
+        return ChannelError(
+            f"{self} met a transfer of {other_bytes} bytes{where}: nothing was copied",
+            hint="the k-th send and the k-th receive with one tag need tensors of one length, on the same kind of device",
+        )
+
     def __str__(self) -> str:
         return f"{self.verb} rank {self.rank} with tag {self.tag} ({self.size_bytes} bytes)"
 
@@ -132,7 +142,7 @@ class Send(Transfer):
 
 class OpenWindow:
     """A window of this rank that the other one may still use. ``send``, whose value is in it, and ``cell`` are kept until then;
-    ``number``: of its announcement, 0 for none.
+    ``number``: of its announcement, 0 for none. A posted one with a cell is kept until its ``receive`` has copied from there.
     """
 
     def __init__(
@@ -143,6 +153,7 @@ class OpenWindow:
         self.number = number
         self.send = send
         self.cell = cell
+        self.receive: Receive | None = None
         self.is_void = False  # the other rank does not use it
 
 
@@ -153,14 +164,24 @@ class Receive(Transfer):
 
     def __init__(self, side: Side, tag: int, rank: int, tensor: torch.Tensor | None, stream: int) -> None:
         super().__init__(side, tag, rank, tensor, stream)
+        self.cell: Cell | None = None  # where its value is to be pushed, until it is posted
         self.window: OpenWindow | None = None  # while it is posted
         self.arrival: Arrival | None = None  # what came for a receive without a tensor
-        self.landing: Window | None = None  # where its value lies, until it is copied from there
+        self.landing: Window | OpenWindow | None = None  # where its value lies, until it is copied from there
+        self.ahead: Counter | None = None  # what a stream waits for although the other rank has not begun its send
         self._free: PooledEvent | None = None
 
     @property
     def is_settled(self) -> bool:
         return self.is_enqueued or self.landing is not None or self.error is not None
+
+    def fail(self, error: Exception) -> None:
+        """Where a stream waits ahead, it is let go; what it copies then is not valid."""
+        if self.ahead is None:
+            super().fail(error)
+        else:
+            self.error = self.error or error
+            self.ahead.release()
 
     def is_to_land(self) -> bool:
         """Whether its value waits where it lies. (Another thread may copy it at any time, so it is asked for anew each time.)"""

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from crossfade.errors import ChannelTimeout
 from crossfade.host.cores import Core
 from crossfade.p2p.board import Alarm
 
@@ -21,12 +22,20 @@ _SLICE_S = 0.2
 
 
 class Waiting:
-    """The waits of one rank. ``look`` handles what has come; ``pidfds``: of the other ranks, by rank."""
+    """The waits of one rank. ``look`` handles what has come; ``pidfds``: of the other ranks, by rank; ``alarms``: of all ranks,
+    by name, None for those of other hosts.
+    """
 
     def __init__(
-        self, alarm: Alarm, look: Callable[[], bool], pidfds: Mapping[int, int], on_death: Callable[[int], None]
+        self,
+        alarm: Alarm,
+        alarms: Mapping[str, Alarm | None],
+        look: Callable[[], bool],
+        pidfds: Mapping[int, int],
+        on_death: Callable[[int], None],
     ) -> None:
         self._alarm = alarm
+        self._alarms = dict(alarms)
         self._look = look
         self._on_death = on_death
         self._ranks = {pidfd: rank for rank, pidfd in pidfds.items()}
@@ -49,6 +58,28 @@ class Waiting:
         finally:
             with self._changed:
                 self._num_program -= 1
+
+    def until_met(self, ready: Callable[[], bool], timeout_s: float, what: str) -> None:
+        """Waits until ``ready()``. Raises `too_late` if the time is over."""
+        if not self.until(ready, timeout_s, lambda: f"waits for {what}"):
+            raise self.too_late(what, timeout_s)
+
+    def too_late(self, what: str, timeout_s: float) -> ChannelTimeout:
+        """The error for what has not happened in time."""
+        return ChannelTimeout(f"{what} has not met its other side within {timeout_s:g} s{self.who_waits()}")
+
+    def who_waits(self) -> str:
+        """For errors: what all ranks wait for."""
+        lines = []
+        for name, alarm in self._alarms.items():
+            status = "does not say here what it waits for" if alarm is None else alarm.status
+            lines.append(f"\n{name} {status or 'does not wait in crossfade.p2p'}")
+        return "".join(lines)
+
+    def tell(self, status: str) -> None:
+        """Says what the rank waits for while no thread of its does."""
+        if not self._num_program:
+            self._alarm.status = status
 
     def _spin(self, ready: Callable[[], bool]) -> bool:
         """Looks for a short while, and yields the core in between."""
@@ -125,7 +156,8 @@ class Waiting:
         return ready()
 
     def close(self) -> None:
-        """Nobody waits any more: releases the alarm's memory."""
+        """Nobody waits any more: releases the alarms' memory."""
+        self._alarms.clear()
         del self._alarm
 
     def notify(self) -> None:

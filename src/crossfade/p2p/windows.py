@@ -10,7 +10,7 @@ from crossfade.device.signals import Counter, HostBoard
 from crossfade.host.memory import Memory
 from crossfade.p2p.board import NUM_WINDOWS
 from crossfade.p2p.cells import Cell
-from crossfade.p2p.transfer import OpenWindow, Send
+from crossfade.p2p.transfer import OpenWindow, Receive, Send
 
 _NUM_KEPT: Final = 16
 
@@ -94,20 +94,19 @@ class Windows:
         counters, word = self.counters, window.word
         if not counters.ready(word).has(window.uses):
             return False
-        return window.is_void or counters.done(word).has(window.uses)
+        return window.is_void or (counters.done(word).has(window.uses) and _is_landed(window.receive))
 
     def _close(self, window: OpenWindow) -> None:
         self._free.append(window.word)
         if window.cell is not None:
             window.cell.release()
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether the other rank uses none any more."""
-        self.collect(is_thorough=True)
-        return not self._open
-
     def give_up(self) -> None:
         """The other rank is gone, and this side's streams have done with it: closes all."""
         while self._open:
             self._close(self._open.popleft())
+
+
+def _is_landed(receive: Receive | None) -> bool:
+    """Whether a receive has copied its value out of its cell. If it failed, the other rank may still write there."""
+    return receive is None or (receive.is_enqueued and receive.error is None and receive.is_copied())

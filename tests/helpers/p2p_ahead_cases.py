@@ -1,0 +1,140 @@
+"""Cases of `crossfade.p2p` on GPUs whose streams wait for receives before the sends have begun."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from crossfade.errors import ChannelBroken, ChannelError, ChannelTimeout
+from crossfade.p2p import P2P, Work
+from tests.helpers.p2p_cases import CASES as ALL
+from tests.helpers.p2p_cases import RANDOM
+from tests.helpers.p2p_programs import ahead
+from tests.helpers.ranks import Case
+
+SIZE = 300_000
+
+
+@contextmanager
+def hosts() -> Iterator[Callable[[], None]]:
+    """A barrier of the hosts alone."""
+    group = dist.new_group(backend="gloo")
+    yield partial(dist.barrier, group=group)
+    dist.destroy_process_group(group)
+
+
+@contextmanager
+def opened(timeout_s: float = 20.0) -> Iterator[tuple[P2P, int, bool]]:
+    """A communicator, this rank's partner, and whether this one receives."""
+    rank = dist.get_rank()
+    with P2P(device="cuda", waits="stream", timeout_s=timeout_s) as p2p:
+        yield p2p, rank ^ 1, rank % 2 == 0
+
+
+def before_the_send(device: str) -> None:
+    """The receiver's host goes on, and what its stream computes then is right; also behind ten of them, on two streams."""
+    with hosts() as meet, opened() as (p2p, peer, is_receiver):
+        values = [torch.full((SIZE,), float(k), device=device) for k in range(10)]
+        assert (
+            values[1].sum() / SIZE == 1
+        )  # a kernel that is loaded while a stream waits for another rank would keep the host
+        if is_receiver:
+            targets = [torch.empty(SIZE, device=device) for _ in values]
+            other = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            sums = []
+            for k, target in enumerate(targets):
+                work = p2p.irecv(target, peer, tag=k)
+                with torch.cuda.stream(other if k % 3 == 2 else torch.cuda.current_stream()):
+                    work.wait()
+                    sums.append(target.sum() / SIZE)
+            meet()
+            torch.cuda.synchronize()
+            assert [float(each) for each in sums] == [float(k) for k in range(10)]
+            assert p2p.statistics().num_ahead == 10
+        else:
+            meet()
+            for k in (3, 0, 9, 1, 2, 8, 4, 7, 5, 6):
+                p2p.isend(values[k], peer, tag=k)
+        meet()
+        p2p.check()
+
+
+def in_turns(device: str) -> None:
+    """A value goes there and back many times, with a computation on each side; long ones that are lent, among them."""
+    with opened() as (p2p, peer, is_first):
+        for size, num in ((SIZE, 40), (20 << 20, 4)):
+            value = torch.zeros(size, device=device)
+            for step in range(num):
+                if is_first:
+                    p2p.isend(value + 1, peer, tag=step).wait()
+                    p2p.irecv(value, peer, tag=step).wait()
+                else:
+                    received = torch.empty_like(value)
+                    p2p.irecv(received, peer, tag=step).wait()
+                    p2p.isend(received * 1.0, peer, tag=step).wait()
+            torch.cuda.synchronize()
+            if is_first:
+                assert value.eq(num).all()
+
+
+def lengths_that_differ(device: str) -> None:
+    """The stream is let go, and the next call tells."""
+    with hosts() as meet, opened() as (p2p, peer, is_receiver):
+        if is_receiver:
+            p2p.irecv(torch.empty(SIZE, device=device), peer, tag=1).wait()
+            meet()
+            torch.cuda.synchronize()
+            meet()
+            for call in (p2p.check, partial(p2p.isend, torch.ones(1, device=device), peer)):
+                with pytest.raises(ChannelError, match="met a transfer of 80 bytes: nothing was copied"):
+                    call()
+        else:
+            meet()
+            p2p.isend(torch.ones(20, device=device), peer, tag=1)
+            meet()
+        meet()
+
+
+def too_long(device: str) -> None:
+    """The stream is let go once the time is over, and the error says who waits for what."""
+    with hosts() as meet, opened(1.0) as (p2p, peer, is_receiver):
+        meet()
+        if is_receiver:
+            work = p2p.irecv(torch.empty(SIZE, device=device), peer, tag=33)
+            work.wait()
+            begin_s = time.monotonic()
+            torch.cuda.synchronize()
+            assert 0.5 < time.monotonic() - begin_s < 2.5
+            with pytest.raises(ChannelTimeout, match=f"from rank {peer} with tag 33 .* has not met .* within 1 s"):
+                p2p.check()
+            assert isinstance(work.exception(), ChannelTimeout)
+        meet()
+        if not is_receiver:
+            with pytest.raises(ChannelBroken, match="has closed its communicator"):
+                p2p.isend(torch.ones(SIZE, device=device), peer, tag=33)
+
+
+def closed_meanwhile(device: str) -> None:
+    """A rank that closes lets the other one's stream go."""
+    works: list[Work] = []
+    with hosts() as meet, opened() as (p2p, peer, is_receiver):
+        if is_receiver:
+            works.append(p2p.irecv(torch.empty(SIZE, device=device), peer))
+            works[0].wait()
+        meet()
+    torch.cuda.synchronize()
+    for work in works:
+        assert isinstance(work.exception(), ChannelBroken)
+
+
+CASES: dict[str, Case] = {
+    case.__name__: case for case in (before_the_send, in_turns, lengths_that_differ, too_long, closed_meanwhile)
+}
+_OTHERS = {name: case for name, case in {**ALL, **RANDOM}.items() if name != "each_way"}  # which goes by cells only
+USUAL: dict[str, Case] = {name: partial(ahead, case) for name, case in _OTHERS.items()}

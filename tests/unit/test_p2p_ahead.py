@@ -1,0 +1,268 @@
+"""Streams that wait for a posted receive before its send has begun: when they may, and what becomes of them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import time
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="crossfade.p2p")
+
+from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError, ChannelTimeout
+from crossfade.host.memory import Memory
+from crossfade.p2p.board import Alarm, BoardLayout, NearLetters, SendMark, format_board
+from crossfade.p2p.carrier import Carrier, Offer
+from crossfade.p2p.cells import Place
+from crossfade.p2p.letters import Closed, Exported, Letter, Posted, Refused, Window
+from crossfade.p2p.pair import Pair
+from crossfade.p2p.pairs import Pairs
+from crossfade.p2p.transfer import OpenWindow, Receive, Send, Transfer
+
+BYTES = 1 << 20
+PLACE = Place(Exported(0, BYTES, False, False, b""), 0)
+
+
+class Word:
+    """A counter, of which only the release matters."""
+
+    def __init__(self) -> None:
+        self.is_released = False
+
+    def release(self) -> None:
+        self.is_released = True
+
+
+class Posting(Carrier):
+    """All receives are posted; nothing is copied. ``known``: the sends that were pushed, and those that were announced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pushed: list[Send] = []
+        self.pulled: list[Receive] = []
+        self.words: dict[Receive, Word] = {}
+
+    def push(self, send: Send, window: Window) -> None:
+        self.pushed.append(send)
+        send.finish()
+
+    def offer(self, send: Send, number: int, *, is_urgent: bool) -> Offer | None:
+        send.finish()
+        return Offer(Window(0, 0, 0, 1, is_lent=False), None)
+
+    def place_of(self, receive: Receive) -> Place | None:
+        return PLACE
+
+    def post(self, receive: Receive, place: Place) -> Window:
+        receive.window = OpenWindow(0, 1)
+        return Window(0, 0, 0, 1, is_lent=True)
+
+    def pull(self, receive: Receive, number: int, window: Window) -> None:
+        self.pulled.append(receive)
+        receive.finish()
+
+    def land_ahead(self, receive: Receive) -> None:
+        word: Any = Word()
+        receive.ahead = self.words[receive] = word
+        receive.finish()
+
+    def finish(self, transfer: Transfer, window: OpenWindow) -> None:
+        if isinstance(transfer, Receive):
+            transfer.ahead = None
+        transfer.finish()
+
+
+def side() -> Any:
+    return SimpleNamespace(is_host=False)
+
+
+def a_tensor() -> Any:
+    return SimpleNamespace(nbytes=BYTES)
+
+
+def a_send(tag: int = 0) -> Send:
+    return Send(side(), tag, 1, a_tensor(), (BYTES,), 0, 0)
+
+
+def a_receive(tag: int = 0) -> Receive:
+    return Receive(side(), tag, 1, a_tensor(), 0)
+
+
+class Mail:
+    """Letters to this rank, and those that it has written; ``is_up``: the other rank's mark."""
+
+    def __init__(self) -> None:
+        self.inbox: deque[Letter] = deque()
+        self.written: list[Letter] = []
+        self.is_full = self.is_up = False
+        self.events: list[str] = []
+
+    def take(self) -> Letter | None:
+        return self.inbox.popleft() if self.inbox else None
+
+    def put(self, letter: Letter) -> None:
+        self.written.append(letter)
+
+    def flush(self) -> bool:
+        return not self.is_full
+
+    def drop(self) -> None: ...
+
+    def begin(self) -> None:
+        self.events.append("begin")
+
+    def end(self) -> None:
+        self.events.append("end")
+
+    def is_other_sending(self) -> bool:
+        return self.is_up
+
+
+def opened() -> tuple[Pair, Mail, Posting]:
+    mail, carrier = Mail(), Posting()
+    mark: Any = mail
+    return Pair("rank 1", None, mail, carrier, mark), mail, carrier
+
+
+def waiting() -> tuple[Pair, Mail, Receive, Word]:
+    """A pair with a receive for which a stream waits ahead."""
+    pair, mail, carrier = opened()
+    receive = a_receive()
+    pair.receive(receive)
+    pair.land_ahead(receive)
+    assert receive.is_settled
+    return pair, mail, receive, carrier.words[receive]
+
+
+@pytest.mark.parametrize("why", ["the other rank is sending", "letters have no room", "a value of ours is waited for"])
+def test_a_host_waits_where_the_other_rank_may_not_push(why: str) -> None:
+    pair, mail, carrier = opened()
+    carrier.offer = (lambda *_, is_urgent: None) if why[0] == "a" else carrier.offer  # type: ignore[method-assign]
+    pair.send(a_send())
+    receive = a_receive()
+    pair.receive(receive)
+    mail.is_up, mail.is_full = why[0] == "t", why[0] == "l"
+    pair.land_ahead(receive)
+    assert not receive.is_settled
+
+
+def test_a_value_that_was_announced_at_the_same_moment_is_pulled() -> None:
+    pair, mail, carrier = opened()
+    sender, from_sender, _ = opened()
+    receive = a_receive()
+    pair.receive(receive)
+    sender.send(a_send())
+    mail.inbox.extend(from_sender.written)
+    pair.land_ahead(receive)
+    assert carrier.pulled == [receive]
+    assert not carrier.words
+
+
+def test_the_mark_is_up_while_letters_have_no_room() -> None:
+    pair, mail, _ = opened()
+    pair.send(a_send())
+    assert mail.events == ["begin", "end"]
+    mail.is_full = True
+    pair.send(a_send())
+    assert mail.events == ["begin", "end", "begin"]
+
+
+@pytest.mark.parametrize("how", ["refused", "closed", "left", "died"])
+def test_a_stream_is_let_go_when_its_value_does_not_come(how: str) -> None:
+    pair, mail, receive, word = waiting()
+    kind: type[Exception] = ChannelError
+    match how:
+        case "refused":
+            mail.inbox.append(Refused(0, 1, 0, 7, is_host=False))
+            pair.progress()
+        case "closed":
+            mail.inbox.append(Closed())
+            pair.progress()
+            kind = ChannelBroken
+        case "left":
+            pair.leave(ChannelClosed("closed"))
+            kind = ChannelClosed
+        case _:
+            pair.on_death(ChannelBroken("rank 1 died"))
+            kind = ChannelBroken
+    assert word.is_released
+    assert isinstance(receive.error, kind)
+    with pytest.raises(kind):  # the program has waited for it already: it hears of it here
+        pair.send(a_send())
+
+
+def test_a_stream_that_waits_too_long_is_let_go() -> None:
+    pair, mail, carrier = opened()
+    pairs = Pairs([pair, pair], [], lambda what, limit_s: ChannelTimeout(f"{what} after {limit_s:g} s"))
+    first, second = a_receive(), a_receive()
+    for receive in (first, second):
+        pair.receive(receive)
+    pairs.land_ahead(first, 0.0)
+    pairs.land_ahead(second, 60.0)
+    pairs.look()
+    assert carrier.words[first].is_released
+    assert str(first.error).startswith(f"{first} after 0 s")
+    assert not carrier.words[second].is_released
+    assert pairs.awaited() == f"waits on its GPU for {second}"
+    assert isinstance(mail.written[-1], Closed), "the other rank must not push any more"
+    with pytest.raises(ChannelTimeout):
+        pair.receive(a_receive())
+
+
+def rows(boards: list[mmap.mmap], layout: BoardLayout, rank: int) -> tuple[mmap.mmap, int, mmap.mmap, int]:
+    return boards[rank], layout.letters_of(1 - rank), boards[1 - rank], layout.letters_of(rank)
+
+
+@pytest.mark.timeout(120)
+def test_what_a_stream_may_wait_for_is_pushed_whatever_both_hosts_do_at_once() -> None:
+    """Two processes, thousands of sends against receives: none that is waited for ahead is announced."""
+    num, layout = 4000, BoardLayout(2)
+    memories = [Memory.create("board", layout.size_bytes) for _ in range(2)]
+    boards = [format_board(memory, layout) for memory in memories]
+
+    def open_pair(rank: int) -> tuple[Pair, Posting]:
+        row = rows(boards, layout, rank)
+        carrier = Posting()
+        return Pair("the other", None, NearLetters(*row, Alarm(boards[1 - rank])), carrier, SendMark(*row)), carrier
+
+    child = os.fork()
+    if child == 0:
+        try:
+            draw = random.Random(1)
+            pair, _ = open_pair(1)
+            for _ in range(num):
+                pair.send(a_send())
+                for _ in range(draw.randrange(60)):
+                    pair.progress()
+        finally:
+            os._exit(0)
+    draw = random.Random(2)
+    pair, carrier = open_pair(0)
+    deadline = time.monotonic() + 100
+    for _ in range(num):
+        receive = a_receive()
+        pair.receive(receive)
+        pair.land_ahead(receive)
+        while receive.ahead is not None or not receive.is_settled:
+            pair.progress()
+            assert receive.window is None or not receive.window.is_void or receive.ahead is None
+            assert time.monotonic() < deadline
+        for _ in range(draw.randrange(20)):
+            pair.progress()
+    os.waitpid(child, 0)
+    assert not set(carrier.pulled) & set(carrier.words), "a stream waits for a push that never comes"
+    assert carrier.words
+    assert carrier.pulled
+    for memory in memories:
+        memory.close()
+
+
+def test_posts_are_letters_before_the_mark_is_looked_at() -> None:
+    pair, mail, _ = opened()
+    pair.receive(a_receive())
+    assert [type(letter) for letter in mail.written] == [Posted]
