@@ -185,6 +185,9 @@ def work(peers: Any, rank: int, where: str, sides: Sequence[Side], out: str, opt
     if is_gpu:
         torch.cuda.set_device(device)
     torch.set_num_threads(1)
+    cores = sorted(os.sched_getaffinity(0))
+    share = len(cores) // NUM_RANKS
+    os.sched_setaffinity(0, cores[rank * share : (rank + 1) * share] or cores)  # as launchers bind ranks
     torch.use_deterministic_algorithms(True)
     store = dist.FileStore(f"{out}.store-{where[:2]}", NUM_RANKS)  # type: ignore[attr-defined,unused-ignore]
     backend = "cpu:gloo,cuda:nccl" if is_gpu else "gloo"

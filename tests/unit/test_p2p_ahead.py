@@ -198,7 +198,7 @@ def test_a_stream_is_let_go_when_its_value_does_not_come(how: str) -> None:
 
 def test_a_stream_that_waits_too_long_is_let_go() -> None:
     pair, mail, carrier = opened()
-    pairs = Pairs([pair, pair], [], lambda what, limit_s: ChannelTimeout(f"{what} after {limit_s:g} s"))
+    pairs = Pairs([pair, pair], 0, [], lambda what, limit_s: ChannelTimeout(f"{what} after {limit_s:g} s"))
     first, second = a_receive(), a_receive()
     for receive in (first, second):
         pair.receive(receive)

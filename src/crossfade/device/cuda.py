@@ -48,6 +48,7 @@ class CudaDriver:
         if self.flushes_remote_writes:
             self._wait_flags |= int(self._cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_FLUSH)
         # Looked up once: these are the calls of the hot path.
+        self._push, self._pop = self._cu.cuCtxPushCurrent, self._cu.cuCtxPopCurrent
         self._copy = self._cu.cuMemcpyAsync
         self._write = self._cu.cuStreamWriteValue32
         self._wait = self._cu.cuStreamWaitValue32
@@ -197,9 +198,14 @@ class CudaDriver:
 
     def _again(self, result: Any, call: Any, *args: Any) -> Any:
         """Repeats a call that found no context, or would take another device's default stream, with the right context."""
-        if int(result[0]) in _CONTEXT_CODES:
-            with self.current():
+        if result is _NO_CONTEXT or int(result[0]) in _CONTEXT_CODES:
+            check(self._push(self.context), "cuCtxPushCurrent")  # as `current`, which takes 5 us more
+            try:
                 result = call(*args)
+            finally:
+                self._pop()
+        if not result[0]:
+            return result
         if int(result[0]) != _NOT_READY:
             check(result, call.__name__)
         return result

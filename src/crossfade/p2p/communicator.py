@@ -90,7 +90,7 @@ class P2P:
         self._alarm = opened.own_alarm
         alarms = {pair.name: alarm for pair, alarm in zip(opened.pairs, opened.alarms, strict=True)}
         self._waiting = Waiting(self._alarm, alarms, self.look, opened.pidfds, self._on_death)
-        self._all = Pairs(opened.pairs, opened.sides.values(), self._waiting.too_late)
+        self._all = Pairs(opened.pairs, opened.rank, opened.sides.values(), self._waiting.too_late)
         self._lock = self._all.lock
         self._attendant = Attendant(
             [side.driver for side in self._sides.values()],
@@ -171,7 +171,8 @@ class P2P:
         Raises:
             ChannelTimeout: nothing came in time. What comes later meets the next receive.
         """
-        check_ranks("recv_any", [src], tag, self.num_ranks)
+        check_ranks("recv_any", (src,), tag, self.num_ranks)
+        self._all.use((src,))
         with self._lock:
             self._begin()
             receive = Receive(next(iter(self._sides.values())), tag, src, None, 0)
@@ -241,6 +242,7 @@ class P2P:
     def _check(self, call: str, tensor: torch.Tensor, ranks: Sequence[int], tag: int) -> Side:
         check_tensor(tensor, call)
         check_ranks(call, ranks, tag, self.num_ranks)
+        self._all.use(ranks)
         side = side_of(self._sides, tensor, call)
         check_capture(call, is_host=side.is_host)
         return side
@@ -263,7 +265,7 @@ class P2P:
         does.
         """
         check_capture("wait", is_host=transfer.side.is_host)
-        if not transfer.is_settled:
+        if not (transfer.is_settled or self._settles(transfer, timeout)):
             self._await(lambda: self._settles(transfer, timeout), str(transfer), timeout)
         is_joined = self._all.land(transfer)
         if transfer.error is not None:
@@ -280,7 +282,6 @@ class P2P:
         return transfer.is_settled
 
     def _tick(self) -> None:
-        """While streams wait ahead."""
         self.look()
         self._waiting.tell(self._all.awaited())
 
@@ -371,7 +372,8 @@ class P2P:
             pair.carrier.close()
         for side in self._sides.values():
             side.close()
-        self._all.each = self._pairs = []
+        self._all.forget()
+        self._pairs = []
         del self._alarm
         self._waiting.close()
 

@@ -84,6 +84,7 @@ class Copies(Carrier):
     def __init__(self, ends: Mapping[bool, Ends], letters: Letters) -> None:
         super().__init__()
         self._ends = ends
+        self._windows = [each.windows for each in ends.values()]
         self._letters = letters
         self._told: set[int] = set()  # memory that the other rank knows of
         self._landings: dict[Receive, None] = {}
@@ -335,10 +336,11 @@ class Copies(Carrier):
 
     def collect(self) -> None:
         """Releases tensors that no device uses any more, and windows that both sides have done with."""
-        while self._under_way and self._under_way[0].is_copied():
-            self._under_way.popleft().let_go()
-        for ends in self._ends.values():
-            ends.windows.collect()
+        under_way = self._under_way
+        while under_way and under_way[0].is_copied():
+            under_way.popleft().let_go()
+        for windows in self._windows:
+            windows.collect()
 
     @property
     def are_under_way(self) -> bool:

@@ -72,7 +72,7 @@ class Pair:
             return
         self._mark.begin()
         try:
-            self.progress()
+            self._read()
             self._send(send)
         finally:
             if self._letters.flush():
@@ -156,7 +156,7 @@ class Pair:
         is_owing = self._pending.is_owing or self._awaited
         if self._mark is None or is_owing or not self._letters.flush() or self._mark.is_other_sending():
             return
-        self.progress()
+        self._read()
         if self.carrier.death is None and not receive.is_settled:
             try:
                 self.carrier.land_ahead(receive)
@@ -242,11 +242,7 @@ class Pair:
 
     def progress(self) -> bool:
         """Handles what the other rank has said, and what waits for room. Whether a letter came."""
-        has_come = False
-        while (letter := self._letters.take()) is not None:
-            has_come = True
-            if self.carrier.death is None:
-                self._on_letter(letter)
+        has_come = self._read()
         self._letters.flush()
         self.carrier.collect()
         failure = self.carrier.failure()
@@ -255,6 +251,14 @@ class Pair:
         wanted = self._pending.wanted
         while wanted and self._serve(*wanted[0]):
             wanted.popleft()
+        return has_come
+
+    def _read(self) -> bool:
+        has_come = False
+        while (letter := self._letters.take()) is not None:
+            has_come = True
+            if self.carrier.death is None:
+                self._on_letter(letter)
         return has_come
 
     def _serve(self, number: int, send: Send) -> bool:

@@ -23,16 +23,25 @@ class _Ahead(NamedTuple):
 
 class Pairs:
     """Any thread may use it: ``lock`` is held while one works on pairs. ``each``: by rank, this one's with itself among them.
-    ``too_late``: the error for a receive that has not met its other side within so many seconds.
+    ``own``: this one. ``too_late``: the error for a receive that has not met its other side within so many seconds.
     """
 
-    def __init__(self, pairs: list[Pair], sides: Iterable[Side], too_late: Callable[[str, float], Exception]) -> None:
+    def __init__(
+        self, pairs: list[Pair], own: int, sides: Iterable[Side], too_late: Callable[[str, float], Exception]
+    ) -> None:
         self.lock = threading.RLock()
         self.each = pairs
+        self._own = own
+        self._in_use = [pair for rank, pair in enumerate(pairs) if rank != own]
         self.is_closed = False
         self._sides = list(sides)
         self._too_late = too_late
         self._ahead: deque[_Ahead] = deque()  # in their order
+
+    def use(self, ranks: Sequence[int]) -> None:
+        """Transfers with these ranks are about to begin: nobody looks at what this one sends to itself before it does."""
+        if self._own in ranks:
+            self._in_use = self.each
 
     def look(self) -> bool:
         """Handles what other ranks have said. Whether anything came."""
@@ -45,7 +54,7 @@ class Pairs:
                     memory = side.forgotten.pop()
                     for pair in self.each:
                         pair.carrier.forget(memory)
-            for pair in self.each:
+            for pair in self._in_use:
                 if pair.progress():
                     has_come = True
             self._expire()
@@ -79,7 +88,7 @@ class Pairs:
     def is_quiet(self) -> bool:
         """Whether no other rank waits for what this process's host still has to do."""
         with self.lock:
-            return self.is_closed or all([pair.is_quiet for pair in self.each])
+            return self.is_closed or all([pair.is_quiet for pair in self._in_use])
 
     def work_off(self) -> bool:
         """Copies the values that the program leaves where they lie. Whether all is quiet then."""
@@ -108,3 +117,8 @@ class Pairs:
             if transfer.error is None and not (transfer.is_enqueued and transfer.is_copied()):
                 return False
         return True
+
+    def forget(self) -> None:
+        """The pairs are closed, and their memory can go."""
+        self.each, self._in_use = [], []
+        self._ahead.clear()
