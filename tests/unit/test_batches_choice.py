@@ -29,18 +29,30 @@ ONE, GROUPS, COPIES = (Way(moves) for moves in Moves)
 CAPTURED = [Way(moves, is_captured=True) for moves in Moves]
 
 
-@pytest.mark.parametrize(
-    "ways", [[ONE, GROUPS], [ONE, GROUPS, COPIES], [ONE, GROUPS, *CAPTURED[:2]], [ONE, GROUPS, COPIES, *CAPTURED]]
-)
-def test_a_calibration_warms_up_and_takes_turns_within_its_steps(ways: list[Way]) -> None:
+@pytest.mark.parametrize("ways", [[ONE, GROUPS], [ONE, GROUPS, COPIES]])
+def test_a_calibration_times_eager_ways_in_rows(ways: list[Way]) -> None:
+    """Behind a step that warms up and one, begun by all ranks at once, in which collectives are captured to be replayed."""
+    steps = trials(ways)
+    assert len(steps) == MOST_STEPS
+    length = MOST_STEPS // len(ways)
+    for k, way in enumerate(ways):
+        row = steps[k * length : (k + 1) * length]
+        assert {step.way for step in row} == {way}
+        assert [step.is_timed for step in row] == [False, False] + [True] * (length - 2)
+        assert [step.lines_up for step in row] == [False, True] + [False] * (length - 2)
+
+
+@pytest.mark.parametrize("ways", [[ONE, GROUPS, *CAPTURED[:2]], [ONE, GROUPS, COPIES, *CAPTURED]])
+def test_a_calibration_times_captured_ways_in_turns(ways: list[Way]) -> None:
     steps = trials(ways)
     assert len(steps) <= MOST_STEPS
     eager = [way for way in ways if not way.is_captured]
     assert [step.way for step in steps[: len(eager)]] == eager
-    assert [step.is_warm_up for step in steps] == [True] * len(eager) + [False] * (len(steps) - len(eager))
-    timed = [step.way for step in steps if not step.is_warm_up]
+    assert [step.is_timed for step in steps] == [False] * len(eager) + [True] * (len(steps) - len(eager))
+    assert all(step.lines_up == step.is_timed for step in steps)
+    timed = [step.way for step in steps if step.is_timed]
     for way in ways:
-        assert timed.count(way) >= (1 if any(each.is_captured for each in ways) and not way.is_captured else 2)
+        assert timed.count(way) >= (2 if way.is_captured else 1)
 
 
 def test_a_calibration_gives_medians_and_drops_ways() -> None:
@@ -241,7 +253,7 @@ def test_clock_and_power_are_read_while_ways_are_measured(nvml: FakeNvml) -> Non
     report = measured.report()
     assert report.load == GpuLoad(1500, 1980, 699.0, 700.0, is_capped=True)
     assert "its power limit" in str(report)
-    assert nvml.left == 100 - sum(not trial.is_warm_up for trial in trials([ONE, GROUPS])), "and not afterwards"
+    assert nvml.left == 100 - sum(trial.is_timed for trial in trials([ONE, GROUPS])), "and not afterwards"
     assert not nvml.num_open
 
 

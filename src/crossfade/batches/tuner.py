@@ -28,6 +28,7 @@ class Step:
         way: how.
         is_checked: the ranks compare their collectives in it.
         is_timed: it counts in the calibration.
+        lines_up: it begins for all ranks at once.
         records: the spans of its collectives are recorded.
         host_s: how long its launches took.
         num_not_replayed: how many of its collectives were not replayed, though they could have been.
@@ -37,6 +38,7 @@ class Step:
     way: Way
     is_checked: bool = False
     is_timed: bool = False
+    lines_up: bool = False
     records: bool = False
     host_s: float = 0.0
     num_not_replayed: int = 0
@@ -89,7 +91,8 @@ class Tuner:
         if trial is None and self.chosen is None:
             self._settle()
         step = Step(self.chosen or trial.way)  # type: ignore[union-attr]
-        step.is_timed = trial is not None and not trial.is_warm_up
+        if trial is not None:
+            step.is_timed, step.lines_up = trial.is_timed, trial.lines_up
         is_interleaved = step.way.moves is not Moves.ONE
         step.is_checked = is_interleaved and step.way not in self._is_checked and not step.way.is_captured
         self._is_checked.add(step.way)
@@ -100,8 +103,8 @@ class Tuner:
         return step
 
     def restart(self, step: Step) -> None:
-        """The step begins now, for all ranks if it is timed: else it would have the others' lateness of the step before."""
-        if step.is_timed and self._agreement is not None:
+        """The step begins now: for all ranks, where a row of steps or a timed one begins, which would have the others' lateness."""
+        if step.lines_up and self._agreement is not None:
             line_up(self._agreement.group, self._device)
         step.begin = mark(on_gpu=self.on_gpu) if step.is_timed else None
         step.began_s = time.perf_counter()
