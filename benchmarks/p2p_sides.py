@@ -58,8 +58,8 @@ class Direct:
 
     checks = has_tags = True
 
-    def __init__(self, other: int, device: torch.device, transport: str) -> None:
-        self._p2p = P2P(device=device, transport=transport)
+    def __init__(self, other: int, device: torch.device, transport: str, waits: str = "host") -> None:
+        self._p2p = P2P(device=device, transport=transport, waits=waits)
         self._other = other
 
     def isend(self, tensor: torch.Tensor, tag: int) -> Waits:
@@ -215,6 +215,8 @@ def open_side(name: str, other: int, device: torch.device) -> Side:
             return Direct(other, device, "auto")
         case "copies" | "staged":
             return Direct(other, device, "copy" if name == "copies" else name)
+        case "copies, streams wait":
+            return Direct(other, device, "copy", "stream")
         case "crossfade, backend":
             return ByGroup(other, "crossfade")
         case "gloo" | "NCCL":

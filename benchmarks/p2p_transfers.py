@@ -56,14 +56,15 @@ def gpu_steps() -> list[Step]:
         ("no peer access", "staged", "pinned copy", NO_PEERS),
     ):
         one_way, both = (own, "NCCL", limit), (own, "NCCL", *(["bare copy"] if limit == "bare copy" else []))
+        ahead = ("copies, streams wait",) if own == "copies" else ()
         calls = (*both, "crossfade, backend") if own == "copies" else both
         sets: list[tuple[str, tuple[str, ...], tuple[str, ...], tuple[int, ...], dict[str, Any]]] = [
             ("ahead", one_way, ("send",), GPU_SIZES, {"is_ahead": True}),
-            ("hosts wait", one_way, ("send",), GPU_SIZES, {}),
+            ("hosts wait", (*one_way, *ahead), ("send",), GPU_SIZES, {}),
             ("both directions, ahead", both, ("both directions",), GPU_SIZES, {"is_ahead": True}),
             ("both directions, hosts wait", both, ("both directions",), GPU_SIZES, {}),
             ("calls", calls, ("send", "isend", "batch", "out and back"), (4 * KB, MB, 64 * MB), {}),
-            ("tags", (own,), tags, (4 * KB, MB, 16 * MB), {"is_ahead": True}),
+            ("tags", (own, *ahead), tags, (4 * KB, MB, 16 * MB), {"is_ahead": True}),
             ("beside", one_way, (), large, {"loads": loads}),
             ("three beside", one_way, (), large, {"loads": ("products",), "num_beside": 3}),
         ]
