@@ -226,9 +226,9 @@ class Side:
 
 def side_of(sides: Mapping[bool, Side], tensor: torch.Tensor, call: str) -> Side:
     """The side of a tensor. Raises a `ValueError` if there is none."""
-    is_host = tensor.device.type == "cpu"
+    is_host = tensor.is_cpu
     side = sides.get(is_host)
-    if side is None or (not is_host and tensor.device.index != side.driver.device):
+    if side is None or (not is_host and tensor.get_device() != side.driver.device):
         own = "the CPU" if len(sides) == 1 else f"the CPU and cuda:{sides[False].driver.device}"
         raise ValueError(
             f"{call} was given a tensor on {tensor.device}, and the communicator was opened for {own}\n"
