@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final, NamedTuple, Protocol
 
-from crossfade.device.memory import Block, Pool
+from crossfade.device.memory import BLOCK_BYTES, Block, Pool
 from crossfade.errors import DeviceError
 from crossfade.host.memory import align
 from crossfade.p2p.letters import Exported
@@ -39,7 +39,7 @@ class Cell:
         self.address = address
         self.size_bytes = size_bytes
         self.place = place
-        self.block = block  # its own, where it is long
+        self.block = block  # its own, where it is long; then it may serve a value of another length next
         self._cells = cells
 
     def release(self) -> None:
@@ -56,10 +56,9 @@ class Cells:
         self._pool = pool
         self._exports = exports
         self._most_bytes = most_bytes
-        self._spare: dict[int, list[Cell]] = {}  # short ones, by length
+        self._spare: dict[int, list[Cell]] = {}  # by length: of a short cell, or of a long one's block
         self._uncut: dict[int, Iterator[Cell]] = {}  # by length: those of the last slab that are not made yet
-        self._slabs: list[Block] = []
-        self._long: dict[int, Cell] = {}  # by address
+        self._blocks: list[Block] = []  # slabs, and those of long cells
         self._num_owned = 0
 
     @property
@@ -95,14 +94,15 @@ class Cells:
         while self.ended:
             self._num_owned -= 1
             self._free(self.ended.popleft())
-        if length > _LARGEST_CELL_BYTES:
-            block = self._pool.take(length, "a value", _USER, gives_back=False)
-            cell = self._long[block.address] = Cell(
-                self, block.address, length, self._place(block.address, length), block
-            )
+        is_long = length > _LARGEST_CELL_BYTES
+        if spare := self._spare.setdefault(align(length, BLOCK_BYTES) if is_long else length, []):
+            cell = spare.pop()
+            cell.size_bytes = length
             return cell
-        if spare := self._spare.setdefault(length, []):
-            return spare.pop()
+        if is_long:
+            block = self._pool.take(length, "a value", _USER, gives_back=False)
+            self._blocks.append(block)
+            return Cell(self, block.address, length, self._place(block.address, length), block)
         if (uncut := next(self._uncut.get(length, _NONE), None)) is not None:
             return uncut
         self._uncut[length] = self._cut(length)
@@ -111,7 +111,7 @@ class Cells:
     def _cut(self, length: int) -> Iterator[Cell]:
         """More cells of a length, each made when it is first needed: a slab has room for a thousand."""
         slab = self._pool.take(_SLAB_BYTES, "short values", _USER, gives_back=False)
-        self._slabs.append(slab)
+        self._blocks.append(slab)
         exported, begin = self._place(slab.address, _SLAB_BYTES)
         for offset in range(0, _SLAB_BYTES, length):
             yield Cell(self, slab.address + offset, length, Place(exported, begin + offset), None)
@@ -127,19 +127,12 @@ class Cells:
         self._free(cell)
 
     def _free(self, cell: Cell) -> None:
-        if cell.block is None:
-            self._spare[cell.size_bytes].append(cell)
-        else:
-            del self._long[cell.address]
-            cell.block.drop(_USER)
+        self._spare[cell.size_bytes if cell.block is None else cell.block.size_bytes].append(cell)
 
     def close(self) -> None:
         """Gives all memory back; nothing may use it any more. Idempotent."""
-        for block in (*self._slabs, *(cell.block for cell in self._long.values())):
-            if block is not None:
-                block.drop(_USER)
-        self._slabs.clear()
-        self._long.clear()
+        while self._blocks:
+            self._blocks.pop().drop(_USER)
         self._spare.clear()
         self._uncut.clear()
 
