@@ -167,7 +167,7 @@ class Copies(Carrier):
             self.num_pulled += 1
             self.num_bytes += receive.size_bytes
         else:
-            receive.finish_behind(side.events.at(stream))
+            receive.finish_behind(stream)
         self._under_way.append(receive)
         if self.death is not None and not is_there:
             receive.error = copy(self.death)
@@ -193,7 +193,7 @@ class Copies(Carrier):
             side.driver.copy(target + offset, source + offset, length, stream)
         done.set(stream, window.uses)
         self.num_bytes += transfer.size_bytes
-        transfer.finish_behind(side.events.at(stream))
+        transfer.finish_behind(stream)
         self._begin_copy(transfer)
 
     def place_of(self, receive: Receive) -> Place | None:
@@ -271,7 +271,7 @@ class Copies(Carrier):
         else:
             self.num_copied_first += 1
             if is_beside:
-                send.finish_behind(side.events.at(stream))
+                send.finish_behind(stream)
                 self._begin_copy(send)
             else:  # in the order of the stream on which the value was made
                 send.finish()

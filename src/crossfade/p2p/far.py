@@ -82,8 +82,7 @@ class FarCopies(Carrier):
         self._follow(receive, side.pull_stream, landing)
 
     def _follow(self, transfer: Transfer, stream: int, value: torch.Tensor) -> PooledEvent:
-        event = transfer.side.events.at(stream)
-        transfer.finish_behind(event)
+        event = transfer.finish_behind(stream)
         self._under_way.append((transfer, event, value))
         return event
 

@@ -38,8 +38,9 @@ class Transfer:
         self.stream = stream
         self.is_enqueued = False
         self.error: Exception | None = None
-        # The copy has been made when the event comes, or when the counter has come to the value.
+        # The copy has been made when the event comes, on that stream, or when the counter has come to the value.
         self._event: PooledEvent | None = None
+        self._copy_stream = 0
         self._counter: Counter | None = None
         self._value = 0
 
@@ -54,10 +55,12 @@ class Transfer:
         """It is done, or is in the order of the stream on which it began."""
         self.is_enqueued = True
 
-    def finish_behind(self, event: PooledEvent) -> None:
-        """All is enqueued; the copy has been made when the event comes."""
-        self._event = event
+    def finish_behind(self, stream: int) -> PooledEvent:
+        """All is enqueued; the copy has been made when the stream is as far, which the event tells."""
+        event = self._event = self.side.events.at(stream)
+        self._copy_stream = stream
         self.is_enqueued = True
+        return event
 
     def finish_at(self, counter: Counter, value: int) -> None:
         """All is enqueued; the copy has been made when the counter comes to the value."""
@@ -89,7 +92,8 @@ class Transfer:
             return
         stream = self.side.join()
         if event is not None:
-            event.hold(stream)
+            if stream != self._copy_stream:
+                event.hold(stream)
         elif counter is not None and not counter.has(self._value):
             counter.wait(stream, self._value)
 
