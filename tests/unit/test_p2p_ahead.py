@@ -102,6 +102,9 @@ class Mail:
         self.is_full = self.is_up = False
         self.events: list[str] = []
 
+    def have_come(self) -> bool:
+        return bool(self.inbox)
+
     def take(self) -> Letter | None:
         return self.inbox.popleft() if self.inbox else None
 

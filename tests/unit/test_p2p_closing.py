@@ -30,6 +30,9 @@ class Post:
         self.num_here = 0  # of these
         self.other: Post = self
 
+    def have_come(self) -> bool:
+        return self.num_here > 0
+
     def take(self) -> Letter | None:
         if not self.num_here:
             return None

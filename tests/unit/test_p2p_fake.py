@@ -38,6 +38,10 @@ class Post:
     def __init__(self, inbox: FakeLink, outbox: FakeLink) -> None:
         self.inbox, self.outbox = inbox, outbox
 
+    def have_come(self) -> bool:
+        has_come: bool = self.inbox.has_record()
+        return has_come
+
     def take(self) -> Letter | None:
         letter: Letter | None = self.inbox.take() if self.inbox.has_record() else None
         return letter

@@ -24,6 +24,9 @@ class Mail:
         self.inbox: deque[Letter] = deque()
         self.written: list[Letter] = []
 
+    def have_come(self) -> bool:
+        return bool(self.inbox)
+
     def take(self) -> Letter | None:
         return self.inbox.popleft() if self.inbox else None
 

@@ -56,6 +56,10 @@ class Mailbox:
         self._letters.release()
         return True
 
+    def has_letters(self) -> bool:
+        """Whether there is one to take."""
+        return not self._letters._is_zero()
+
     def take(self) -> bytes | None:
         """The next letter; None if there is none."""
         if not self._letters.acquire(False):

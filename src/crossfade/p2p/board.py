@@ -134,6 +134,7 @@ class NearLetters:
     def __init__(self, own: mmap.mmap, own_offset: int, theirs: mmap.mmap, their_offset: int, alarm: Alarm) -> None:
         self._inbox = Mailbox(own, own_offset, _LETTERS)
         self._outbox = Outbox(Mailbox(theirs, their_offset, _LETTERS), alarm.ring)
+        self.have_come = self._inbox.has_letters
         self.flush = self._outbox.flush
         self.drop = self._outbox.drop
 

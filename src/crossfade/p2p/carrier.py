@@ -32,6 +32,9 @@ class P2PStatistics:
 class Letters(Protocol):
     """The letters to one other rank, and from it. One thread at a time uses them."""
 
+    def have_come(self) -> bool:
+        """Whether there is one to take, or the other rank cannot be reached any more."""
+
     def take(self) -> Letter | None:
         """The next letter; None if there is none."""
 

@@ -55,6 +55,7 @@ class Pair:
         self._is_closed = False  # the other rank begins none any more
         self._has_left = self._is_left = False  # this rank, and the other one, has made its last copy
         self._letters = letters
+        self.has_letters = letters.have_come
         self.carrier = carrier
         self._outgoing: Outgoing[Posted] = Outgoing()
         self._incoming: Incoming[Arrival, Receive] = Incoming()
@@ -289,7 +290,7 @@ class Pair:
             case Posted():
                 self._outgoing.on_posted(letter.tag, letter.num_read, letter)
             case Pushed(tag):
-                self._on_pushed(tag)
+                self.carrier.finish(*self._posted(tag))
             case Requested(number):
                 self._pending.request(number)
             case Here(number, window):
@@ -309,10 +310,6 @@ class Pair:
     def _on_pulled(self, pulled: Pulled) -> None:
         lent = self._pending.give_back(pulled)
         self.carrier.finish(lent.send, lent.window)
-
-    def _on_pushed(self, tag: int) -> None:
-        receive, window = self._posted(tag)
-        self.carrier.finish(receive, window)
 
     def _posted(self, tag: int) -> tuple[Receive, OpenWindow]:
         """The oldest posted receive with a tag, which is posted no more."""

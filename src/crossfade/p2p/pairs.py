@@ -31,17 +31,24 @@ class Pairs:
     ) -> None:
         self.lock = threading.RLock()
         self.each = pairs
-        self._own = own
-        self._in_use = [pair for rank, pair in enumerate(pairs) if rank != own]
+        self._in_use: list[Pair] = []
+        self._unused = dict(enumerate(pairs))  # by rank: nothing has begun here, and nothing has come
+        self._unheard = {
+            rank: pair for rank, pair in self._unused.items() if rank != own
+        }  # those that others may begin
         self.is_closed = False
         self._sides = list(sides)
         self._too_late = too_late
         self._ahead: deque[_Ahead] = deque()  # in their order
 
     def use(self, ranks: Sequence[int]) -> None:
-        """Transfers with these ranks are about to begin: nobody looks at what this one sends to itself before it does."""
-        if self._own in ranks:
-            self._in_use = self.each
+        """Transfers with these ranks are about to begin. Before that, a look at a pair is one for letters."""
+        for rank in ranks:
+            if rank in self._unused:
+                with self.lock:
+                    if (pair := self._unused.pop(rank, None)) is not None:
+                        self._unheard.pop(rank, None)
+                        self._in_use.append(pair)
 
     def look(self) -> bool:
         """Handles what other ranks have said. Whether anything came."""
@@ -54,6 +61,8 @@ class Pairs:
                     memory = side.forgotten.pop()
                     for pair in self.each:
                         pair.carrier.forget(memory)
+            if self._unheard:
+                self.use([rank for rank, pair in self._unheard.items() if pair.has_letters()])
             for pair in self._in_use:
                 if pair.progress():
                     has_come = True
@@ -121,4 +130,5 @@ class Pairs:
     def forget(self) -> None:
         """The pairs are closed, and their memory can go."""
         self.each, self._in_use = [], []
+        self._unused, self._unheard = {}, {}
         self._ahead.clear()

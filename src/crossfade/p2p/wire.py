@@ -62,6 +62,9 @@ class Wire:
         for thread in self._threads:
             thread.start()
 
+    def have_come(self) -> bool:
+        return bool(self._letters) or self.failure is not None
+
     def take(self) -> Letter | None:
         return self._letters.popleft() if self._letters else None
 
