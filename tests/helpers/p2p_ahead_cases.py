@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from crossfade.errors import ChannelBroken, ChannelError, ChannelTimeout
-from crossfade.p2p import P2P, Work
+from crossfade.p2p import P2P
 from tests.helpers.p2p_cases import CASES as ALL
 from tests.helpers.p2p_cases import RANDOM
 from tests.helpers.p2p_programs import ahead
@@ -121,20 +121,48 @@ def too_long(device: str) -> None:
 
 
 def closed_meanwhile(device: str) -> None:
-    """A rank that closes lets the other one's stream go."""
-    works: list[Work] = []
-    with hosts() as meet, opened() as (p2p, peer, is_receiver):
-        if is_receiver:
-            works.append(p2p.irecv(torch.empty(SIZE, device=device), peer))
-            works[0].wait()
+    """A rank that closes lets the other one's stream go, whose own `close` tells if nothing has."""
+    rank = dist.get_rank()
+    with hosts() as meet:
+        p2p = P2P(device="cuda", waits="stream")
+        if rank % 2:
+            meet()
+            p2p.close()
+            return
+        work = p2p.irecv(torch.empty(SIZE, device=device), rank ^ 1)
+        work.wait()
         meet()
-    torch.cuda.synchronize()
-    for work in works:
+        for call in (p2p.close, p2p.check):
+            with pytest.raises(ChannelBroken, match="has closed its communicator"):
+                call()
+        p2p.close()
+        torch.cuda.synchronize()
         assert isinstance(work.exception(), ChannelBroken)
 
 
+def behind_what_is_lent(device: str) -> None:
+    """Values too long for cells, begun early, do not hold up those for which the other rank waits ahead."""
+    with opened() as (p2p, peer, is_first):
+        long, value = torch.full((20 << 20,), 3.0, device=device), torch.full((SIZE,), 5.0, device=device)
+        if is_first:
+            sent = p2p.isend(value, peer, tag=2)
+            received = torch.empty(SIZE, device=device)
+            p2p.irecv(received, peer, tag=5).wait()
+            p2p.isend(long * received[0], peer, tag=1).wait()
+            sent.wait()
+        else:
+            early, received = torch.empty_like(long), torch.empty_like(value)
+            work = p2p.irecv(early, peer, tag=1)
+            p2p.irecv(received, peer, tag=2).wait()
+            p2p.isend(received + 1, peer, tag=5).wait()
+            work.wait()
+            assert early.eq(18.0).all()
+        torch.cuda.synchronize()
+
+
 CASES: dict[str, Case] = {
-    case.__name__: case for case in (before_the_send, in_turns, lengths_that_differ, too_long, closed_meanwhile)
+    case.__name__: case
+    for case in (before_the_send, in_turns, lengths_that_differ, too_long, closed_meanwhile, behind_what_is_lent)
 }
 _OTHERS = {name: case for name, case in {**ALL, **RANDOM}.items() if name != "each_way"}  # which goes by cells only
 USUAL: dict[str, Case] = {name: partial(ahead, case) for name, case in _OTHERS.items()}

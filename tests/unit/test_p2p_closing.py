@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from crossfade.errors import ChannelBroken, ChannelClosed
 from crossfade.p2p.carrier import Carrier, Offer
 from crossfade.p2p.cells import Place
-from crossfade.p2p.letters import Exported, Letter, Window
+from crossfade.p2p.letters import Exported, Letter, Pulled, Window
 from crossfade.p2p.pair import Pair
 from crossfade.p2p.transfer import OpenWindow, Receive, Send, Transfer
 
@@ -53,9 +53,16 @@ class Copied(Carrier):
     """Copies that are made at once. ``met``: tag, number of the send, number of the receive."""
 
     def __init__(
-        self, met: list[tuple[int, int, int]], is_full: bool, is_lending: bool, can_be_posted: bool, is_lazy: bool
+        self,
+        met: list[tuple[int, int, int]],
+        letters: Post,
+        is_full: bool,
+        is_lending: bool,
+        can_be_posted: bool,
+        is_lazy: bool,
     ) -> None:
         super().__init__()
+        self.letters = letters
         self.is_lazy = is_lazy  # values stay where they lie until they are landed
         self.other: Copied = self
         self.is_full, self.is_lending, self.can_be_posted = is_full, is_lending, can_be_posted
@@ -81,6 +88,8 @@ class Copied(Carrier):
     def pull(self, receive: Receive, number: int, window: Window) -> None:
         send, _ = self.other._offered.pop(window.uses)
         self._note(send, receive)
+        if window.is_lent:
+            self.letters.put(Pulled(window.word, window.uses, is_host=False))
 
     def accept(self, receive: Receive, number: int, window: Window) -> None:
         if self.is_lazy and not window.is_lent:
@@ -127,7 +136,8 @@ class Side:
     """One of the two ranks. In place of the other rank, a transfer has its number among those with its tag."""
 
     def __init__(self, met: list[tuple[int, int, int]], flags: Sequence[bool]) -> None:
-        self.post, self.carrier = Post(), Copied(met, *flags)
+        self.post = Post()
+        self.carrier = Copied(met, self.post, *flags)
         self.pair = Pair("the other rank", None, self.post, self.carrier)
         self.has_left = False
         self.transfers: list[Transfer] = []

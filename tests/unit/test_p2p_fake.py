@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from itertools import count
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,135 +13,10 @@ import pytest
 pytest.importorskip("torch", reason="crossfade.p2p")
 
 from crossfade.device.signals import Counter
-from crossfade.errors import ChannelClosed
-from crossfade.host.memory import Memory
-from crossfade.p2p.board import BoardLayout
-from crossfade.p2p.copies import SHORT_BYTES, Copies, Ends
-from crossfade.p2p.letters import Letter
-from crossfade.p2p.memory import OpenedMemories, Side
-from crossfade.p2p.pair import Pair
-from crossfade.p2p.transfer import Receive, Send, Transfer
-from crossfade.p2p.windows import Counters
-from crossfade.testing.fake import FakeDriver, FakeLink, Machine, Until, sample
+from crossfade.p2p.transfer import Receive
+from crossfade.testing.fake import Machine, Until, sample
 from crossfade.testing.fake.machine import Program, Range
-
-SHORT, MIDDLE, LONG = 64, SHORT_BYTES + 64, SHORT_BYTES + 4096
-LENT_BYTES = LONG  # a value of at least so many is lent; longer ones, where streams wait ahead
-LENT = LONG + 4096
-
-
-class Post:
-    """Letters between the two hosts."""
-
-    def __init__(self, inbox: FakeLink, outbox: FakeLink) -> None:
-        self.inbox, self.outbox = inbox, outbox
-
-    def have_come(self) -> bool:
-        has_come: bool = self.inbox.has_record()
-        return has_come
-
-    def take(self) -> Letter | None:
-        letter: Letter | None = self.inbox.take() if self.inbox.has_record() else None
-        return letter
-
-    def put(self, letter: Letter) -> None:
-        self.outbox.send(letter)
-
-    def flush(self) -> bool:
-        return True
-
-    def drop(self) -> None: ...
-
-
-class NoMark:
-    """Says that no rank is in the middle of a send: on the fake machine a host's call is one step."""
-
-    def begin(self) -> None: ...
-
-    def end(self) -> None: ...
-
-    def is_other_sending(self) -> bool:
-        return False
-
-
-class Rank:
-    """One rank: its GPU with two streams of the program's, and its pair with the other rank. ``is_ahead``: streams wait ahead."""
-
-    def __init__(
-        self,
-        machine: Machine,
-        number: int,
-        boards: list[Memory],
-        post: Post,
-        buffer_bytes: int,
-        *,
-        is_ahead: bool = False,
-        num_queues: int | None = None,
-    ) -> None:
-        self.is_ahead = is_ahead
-        self.name = f"rank {number}"
-        driver: Any = FakeDriver(machine, self.name, num_queues=num_queues)
-        self.driver: FakeDriver = driver
-        self.compute, self.other = (self.driver.create_stream(name) for name in ("compute", "other"))
-        self.current = self.compute
-        self.side = Side(driver, count(), buffer_bytes, landed_bytes=LONG if is_ahead else 0)
-        self.side.current_stream = lambda: self.current
-        self.side.lent_bytes = LENT_BYTES + is_ahead
-        layout = BoardLayout(2)
-        self.post = post
-        self.received: list[Receive] = []
-        self.has_closed = False  # nothing of the other rank's is opened here any more
-        self.peer = self
-        own = Counters(driver, boards[number], layout.words_for(1 - number, is_host=False), f"windows of {self.name}")
-        theirs = Counters(driver, boards[1 - number], layout.words_for(number, is_host=False), "the other's windows")
-        memories = OpenedMemories((self.side.direct, self.side.staged), "the other rank", is_own=False)
-        self.carrier = Copies({False: Ends(self.side.direct, self.side.short, own, theirs, memories)}, self.post)
-        mark: Any = NoMark() if is_ahead else None
-        self.pair = Pair("the other rank", None, self.post, self.carrier, mark)
-
-    def tensor(self, size_bytes: int) -> Any:
-        address = self.driver.allocate(size_bytes, f"a tensor of {self.name}")
-        return SimpleNamespace(nbytes=size_bytes, data_ptr=lambda: address, address=address)
-
-    def send(self, tensor: Any, tag: int) -> Send:
-        send = Send(self.side, tag, 0, tensor, (tensor.nbytes,), 0, self.current)
-        self.pair.send(send)
-        return send
-
-    def receive(self, tensor: Any, tag: int) -> Receive:
-        receive = Receive(self.side, tag, 0, tensor, self.current)
-        self.pair.receive(receive)
-        self.received.append(receive)
-        return receive
-
-    def wait(self, transfer: Transfer) -> Program:
-        """What `Work.wait` does; a host that waits yields."""
-        while not transfer.is_settled:
-            self.pair.progress()
-            if self.is_ahead and isinstance(transfer, Receive):
-                self.pair.land_ahead(transfer)
-            if not transfer.is_settled:
-                yield Until(f"a letter for {self.name}", self.post.inbox.has_record)
-        assert transfer.error is None, transfer.error
-        if isinstance(transfer, Receive):
-            self.pair.land(transfer)
-        transfer.join()
-
-    def leave(self) -> Program:
-        while any(receive.ahead for receive in self.received):
-            self.pair.progress()
-            yield None
-        self.pair.leave(ChannelClosed("closed"))
-        streams = [self.compute, self.other, *self.side.streams.all()]
-        while not self.pair.has_ended():
-            yield None
-        for stream in (*streams, *self.side.streams.all()):
-            yield self.driver.until_idle(stream)
-            assert self.driver.is_idle(stream)
-        self.carrier.close()
-        self.has_closed = True
-        yield Until("the other rank to close", lambda: self.peer.has_closed)
-        self.side.close()
+from tests.helpers.fake_ranks import LENT, LONG, MIDDLE, PLENTY, SHORT, Case, Rank, Setting, open_ranks
 
 
 class Step(NamedTuple):
@@ -166,8 +39,8 @@ def sending(rank: Rank, steps: list[Step]) -> Program:
         tensor = tensors[step.size_bytes]
         data = value(number, step.size_bytes)
         rank.driver.kernel(rank.compute, f"make {number}", writes=((tensor.address, data),))
-        rank.pair.progress()
-        send = rank.send(tensor, step.tag)
+        rank.look()
+        send = rank.send(tensor, 1, step.tag)
         yield None
         yield from rank.wait(send)  # the tensor is made anew behind it
     yield from rank.leave()
@@ -183,8 +56,8 @@ def receiving(rank: Rank, steps: list[Step], seen: list[list[bytes]]) -> Program
         rank.current = rank.other if step.on_other else rank.compute
         if step.is_dropped:
             while not receive.is_enqueued:
-                rank.pair.progress()
-                rank.pair.land_all()
+                rank.look()
+                rank.land_all()
                 yield None
         yield from rank.wait(receive)
         rank.driver.kernel(rank.current, "use", reads=(Range(tensor.address, step.size_bytes),), seen=got)
@@ -192,8 +65,8 @@ def receiving(rank: Rank, steps: list[Step], seen: list[list[bytes]]) -> Program
 
     for step, tensor, got in zip(steps, tensors, seen, strict=True):
         rank.driver.kernel(rank.compute, "use before", writes=((tensor.address, b"x" * step.size_bytes),))
-        rank.pair.progress()
-        begun = step, tensor, rank.receive(tensor, step.tag), got
+        rank.look()
+        begun = step, tensor, rank.receive(tensor, 0, step.tag), got
         yield None
         if step.is_early:
             early.append(begun)
@@ -210,32 +83,17 @@ class World:
     """Both ranks' programs; the receiver takes the values in the order of ``order``."""
 
     def __init__(
-        self,
-        steps: list[Step],
-        order: list[int] | None = None,
-        buffer_bytes: int = 1 << 30,
-        *,
-        is_ahead: bool = False,
+        self, steps: list[Step], order: list[int] | None = None, buffer_bytes: int = PLENTY, *, is_ahead: bool = False
     ) -> None:
-        self.is_ahead = is_ahead
-        self.num_ahead = 0  # of all runs
         self.steps = steps
         self.order = order or list(range(len(steps)))
-        self.buffer_bytes = buffer_bytes
+        self.how = Setting(is_ahead, [buffer_bytes])
+        self.num_ahead = 0  # of all runs
 
     def __call__(self, machine: Machine) -> dict[str, Program]:
-        boards = [Memory.create("board", BoardLayout(2).size_bytes) for _ in range(2)]
-        there, back = FakeLink(machine, "rank 0", "rank 1"), FakeLink(machine, "rank 1", "rank 0")
-        posts = [Post(back, there), Post(there, back)]
-        ranks = [
-            Rank(machine, number, boards, posts[number], self.buffer_bytes, is_ahead=self.is_ahead)
-            for number in range(2)
-        ]
-        ranks[0].peer, ranks[1].peer = ranks[1], ranks[0]
-        for board in boards:
-            board.close()
+        ranks = open_ranks(machine, 2, self.how)
         seen: list[list[bytes]] = [[] for _ in self.steps]
-        machine.at_end.append(lambda: self.check(seen, ranks[1].carrier.num_ahead))
+        machine.at_end.append(lambda: self.check(seen, ranks[1].num_ahead))
         steps = [self.steps[k] for k in self.order]
         return {"rank 0": sending(ranks[0], self.steps), "rank 1": receiving(ranks[1], steps, seen)}
 
@@ -305,72 +163,142 @@ def test_nothing_races_where_streams_wait_ahead(name: str) -> None:
     assert AHEAD[name].num_ahead or name == "dropped"
 
 
-class Pipeline(World):
-    """Both ranks send and receive in turns, as the first two stages of a pipeline do, each on few hardware queues."""
+def first(rank: Rank) -> Program:
+    """Sends values, and waits for the one before to come back."""
+    tensors, answers = ([rank.tensor(LONG) for _ in range(4)] for _ in range(2))
+    seen: list[list[bytes]] = [[] for _ in tensors]
+    receives: list[Receive] = []
 
-    def __init__(self, num_steps: int, num_queues: int) -> None:
-        super().__init__([Step(LONG, 0)] * num_steps, is_ahead=True)
-        self.num_queues = num_queues
+    def take(number: int) -> Program:
+        yield from rank.wait(receives[number])
+        rank.driver.kernel(rank.compute, "use", reads=(Range(answers[number].address, LONG),), seen=seen[number])
 
-    def __call__(self, machine: Machine) -> dict[str, Program]:
-        boards = [Memory.create("board", BoardLayout(2).size_bytes) for _ in range(2)]
-        there, back = FakeLink(machine, "rank 0", "rank 1"), FakeLink(machine, "rank 1", "rank 0")
-        posts = [Post(back, there), Post(there, back)]
-        ranks = [
-            Rank(machine, number, boards, posts[number], 1 << 30, is_ahead=True, num_queues=self.num_queues)
-            for number in range(2)
-        ]
-        ranks[0].peer, ranks[1].peer = ranks[1], ranks[0]
-        for board in boards:
-            board.close()
-        seen: list[list[bytes]] = [[] for _ in self.steps]
-        machine.at_end.append(lambda: self.check(seen, ranks[0].carrier.num_ahead + ranks[1].carrier.num_ahead))
-        return {"rank 0": self.first(ranks[0], seen), "rank 1": self.second(ranks[1])}
+    for number, tensor in enumerate(tensors):
+        rank.make(tensor, value(number, LONG))
+        receives.append(rank.receive(answers[number], 1, 1))
+        send = rank.send(tensor, 1, 0)
+        yield None
+        yield from rank.wait(send)
+        if number:
+            yield from take(number - 1)
+    yield from take(len(tensors) - 1)
+    yield from rank.leave()
+    assert seen == [[value(number, LONG)] for number in range(len(tensors))]
+    rank.free(*tensors, *answers)
 
-    def first(self, rank: Rank, seen: list[list[bytes]]) -> Program:
-        """Sends a value, and waits for the one before to come back."""
-        size_bytes = LONG
-        tensors = [rank.tensor(size_bytes) for _ in self.steps]
-        answers = [rank.tensor(size_bytes) for _ in self.steps]
 
-        def take(number: int, receive: Receive) -> Program:
-            yield from rank.wait(receive)
-            place = Range(answers[number].address, size_bytes)
-            rank.driver.kernel(rank.compute, f"use {number}", reads=(place,), seen=seen[number])
-
-        due: tuple[int, Receive] | None = None
-        for number, tensor in enumerate(tensors):
-            rank.driver.kernel(rank.compute, f"make {number}", writes=((tensor.address, value(number, size_bytes)),))
-            receive = rank.receive(answers[number], 1)
-            send = rank.send(tensor, 0)
-            yield None
-            yield from rank.wait(send)
-            if due is not None:
-                yield from take(*due)
-            due = number, receive
-        assert due is not None
-        yield from take(*due)
-        yield from rank.leave()
-        for tensor in (*tensors, *answers):
-            rank.driver.free(tensor.address)
-
-    def second(self, rank: Rank) -> Program:
-        """Sends back what it has received."""
-        tensors = [rank.tensor(LONG) for _ in self.steps]
-        for tensor in tensors:
-            receive = rank.receive(tensor, 0)
-            yield None
-            yield from rank.wait(receive)
-            yield from rank.wait(rank.send(tensor, 1))
-        yield from rank.leave()
-        for tensor in tensors:
-            rank.driver.free(tensor.address)
+def second(rank: Rank) -> Program:
+    """Sends back what it has received."""
+    tensors = [rank.tensor(LONG) for _ in range(4)]
+    for tensor in tensors:
+        receive = rank.receive(tensor, 0, 0)
+        yield None
+        yield from rank.wait(receive)
+        yield from rank.wait(rank.send(tensor, 0, 1))
+    yield from rank.leave()
+    rank.free(*tensors)
 
 
 @pytest.mark.parametrize("num_queues", [1, 2, 8])
 def test_a_pipeline_whose_streams_share_hardware_queues_comes_to_its_end(num_queues: int) -> None:
     """Streams wait ahead, and what they wait for is never behind them in a queue."""
-    world = Pipeline(4, num_queues)
+    world = Case(Setting(is_ahead=True, num_queues=num_queues), first, second)
     verdict = sample(world, range(80), is_strict=False)
     assert verdict.is_ok, verdict
     assert world.num_ahead
+
+
+def crossed(size_bytes: int, other_bytes: int, num_looks: int) -> Case:
+    """The second rank begins to receive what the first one sends last, behind what that waits for ahead."""
+    room = [PLENTY, PLENTY] if size_bytes == LENT else [2 * 65536, PLENTY]
+
+    def ahead(rank: Rank) -> Program:
+        x, v, last = rank.tensor(other_bytes), rank.tensor(LONG), rank.tensor(size_bytes)
+        rank.make(x, value(1, other_bytes))
+        receive = rank.receive(v, 1, 5)
+        send = rank.send(x, 1, 2)
+        yield None
+        yield from rank.wait(receive)
+        rank.make(last, value(2, size_bytes), v)
+        for each in (rank.send(last, 1, 1), send):
+            yield None
+            yield from rank.wait(each)
+        yield from rank.leave()
+        rank.free(x, v, last)
+
+    def behind(rank: Rank) -> Program:
+        x, v, last = rank.tensor(other_bytes), rank.tensor(LONG), rank.tensor(size_bytes)
+        for _ in range(12):
+            rank.look()
+            yield None
+        early = rank.receive(last, 0, 1)
+        for _ in range(num_looks):
+            rank.look()
+            yield None
+        receive = rank.receive(x, 0, 2)
+        yield from rank.wait(receive)
+        rank.make(v, value(3, LONG), x)
+        yield from rank.wait(rank.send(v, 0, 5))
+        yield from rank.wait(early)
+        yield from rank.leave()
+        rank.free(x, v, last)
+
+    return Case(Setting(is_ahead=True, buffer_bytes=room), ahead, behind)
+
+
+@pytest.mark.parametrize("num_looks", [1, 6])
+@pytest.mark.parametrize("other_bytes", [SHORT, MIDDLE, LENT])
+@pytest.mark.parametrize("size_bytes", [LONG, LENT])
+def test_no_copy_of_ours_stands_in_front_of_another_one(size_bytes: int, other_bytes: int, num_looks: int) -> None:
+    """A pull of a value that is behind another rank's wait ahead would hold up the pull of the value that ends this wait."""
+    verdict = sample(crossed(size_bytes, other_bytes, num_looks), range(40), is_strict=False)
+    assert verdict.is_ok, verdict
+
+
+def test_a_stream_does_not_wait_ahead_while_a_third_rank_waits_for_this_host() -> None:
+    """Rank 0 has no room for a value that rank 1 needs, so that rank 2 can send what rank 0 waits for."""
+
+    def zero(rank: Rank) -> Program:
+        v, kept, s, a = (rank.tensor(LONG) for _ in range(4))
+        receive = rank.receive(v, 2, 5)
+        rank.make(kept, value(0, LONG))
+        first = rank.send(kept, 1, 9)  # takes all the room
+        rank.make(s, value(1, LONG))
+        unserved = rank.send(s, 1, 1)
+        for _ in range(20):
+            rank.look()
+            yield None
+        yield from rank.wait(receive)
+        rank.make(a, value(2, LONG), v)
+        for send in (rank.send(a, 2, 6), unserved, first):
+            yield None
+            yield from rank.wait(send)
+        yield from rank.leave()
+        rank.free(v, kept, s, a)
+
+    def one(rank: Rank) -> Program:
+        s, t, kept = (rank.tensor(LONG) for _ in range(3))
+        for _ in range(60):
+            rank.look()
+            yield None
+        yield from rank.wait(rank.receive(s, 0, 1))
+        rank.make(t, value(3, LONG), s)
+        yield from rank.wait(rank.send(t, 2, 7))
+        yield from rank.wait(rank.receive(kept, 0, 9))
+        yield from rank.leave()
+        rank.free(s, t, kept)
+
+    def two(rank: Rank) -> Program:
+        t, v, a = (rank.tensor(LONG) for _ in range(3))
+        receives = rank.receive(t, 1, 7), rank.receive(a, 0, 6)
+        yield from rank.wait(receives[0])
+        rank.make(v, value(4, LONG), t)
+        yield from rank.wait(rank.send(v, 0, 5))
+        yield from rank.wait(receives[1])
+        yield from rank.leave()
+        rank.free(t, v, a)
+
+    verdict = sample(
+        Case(Setting(is_ahead=True, buffer_bytes=[65536, PLENTY]), zero, one, two), range(30), is_strict=False
+    )
+    assert verdict.is_ok, verdict

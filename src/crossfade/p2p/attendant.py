@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from crossfade.device.driver import Driver
+from crossfade.errors import CrossfadeError
 
 _GRACE_S = 0.002
 """How long a transfer waits for the program's own threads, which are quicker where they wait for it anyway."""
@@ -65,7 +67,8 @@ class Attendant:
         num_graces = 0
         while True:
             while not self._wanted.wait(_TICK_S if self._has_ticks else None):
-                self._tick()
+                with suppress(CrossfadeError):  # which the program's own calls meet, too
+                    self._tick()
             num_calls = self._num_calls
             if self._ended.wait(_GRACE_S):
                 return

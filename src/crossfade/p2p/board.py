@@ -119,13 +119,18 @@ class SendMark:
 
     def end(self) -> None:
         """Its letter can be read."""
+        if FENCE_AFTER_POST:
+            self._fence()
         self._theirs[self._their_place] = 0
 
     def is_other_sending(self) -> bool:
-        """Whether the other rank is between its look and its letter, or may be."""
+        """Whether the other rank is between its look and its letter, or may be. Behind this, letters are to be read."""
         if FENCE_AFTER_POST:
             self._fence()
-        return self._own[self._own_place] != 0
+        is_sending = self._own[self._own_place] != 0
+        if FENCE_AFTER_POST:
+            self._fence()
+        return is_sending
 
 
 class NearLetters:

@@ -48,6 +48,19 @@ class Letters(Protocol):
         """The other rank is gone."""
 
 
+class Mark(Protocol):
+    """Tells whether a rank of a pair is in the middle of a send (see `crossfade.p2p.board.SendMark`)."""
+
+    def begin(self) -> None:
+        """This rank is about to look, and then to send."""
+
+    def end(self) -> None:
+        """Its letter can be read."""
+
+    def is_other_sending(self) -> bool:
+        """Whether the other rank is, or may be."""
+
+
 class Offer(NamedTuple):
     """A value that the other rank can have."""
 
@@ -102,11 +115,13 @@ class Carrier:
         """A receive waits; it may be posted next."""
 
     def pull(self, receive: Receive, number: int, window: Window) -> None:
-        """Copies a value out of an announced window, or takes the one that was requested."""
+        """Copies a value out of an announced window, or takes the one that was requested. Where streams wait ahead, it may stay
+        there until it has come, or until `land`.
+        """
         raise NotImplementedError
 
     def accept(self, receive: Receive, number: int, window: Window) -> None:
-        """`pull` of a value that was not requested. A short one may stay where it lies, its receive's ``landing``, until `land`."""
+        """`pull` of a value that was not requested. A short one stays where it lies, its receive's ``landing``, until `land`."""
         self.pull(receive, number, window)
 
     def land(self, receive: Receive) -> None:
@@ -129,6 +144,10 @@ class Carrier:
     def has_landings(self) -> bool:
         """Whether there are any."""
         return False
+
+    def lent_landings(self) -> Sequence[Receive]:
+        """Those out of their senders' own memory, who may wait for them."""
+        return ()
 
     # Both
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
@@ -12,12 +11,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from crossfade.device.borrowed import tensor_on, torch_or_raise
-from crossfade.device.watchdog import DeathReport, Watchdog
-from crossfade.errors import ChannelBroken, ChannelClosed, ChannelTimeout, DeviceError
+from crossfade.errors import ChannelClosed, ChannelError, ChannelTimeout, DeviceError
 from crossfade.p2p.attendant import Attendant
 from crossfade.p2p.carrier import P2PStatistics
 from crossfade.p2p.memory import OwnedCell, Side, side_of
-from crossfade.p2p.opening import open_ranks, ranks_of
+from crossfade.p2p.opening import died, open_ranks, ranks_of
 from crossfade.p2p.pairs import Pairs
 from crossfade.p2p.payload import Transport, Waits, check_capture, check_ranks, check_tensor, choose, empty, number_of
 from crossfade.p2p.transfer import Receive, Send, Transfer
@@ -47,7 +45,7 @@ class P2P:
             values go by TCP, everywhere with ``"tcp"``. All ranks give the same. On the CPU ``"staged"`` is for tests.
         waits: ``"host"``: `Work.wait` keeps the host until the other rank has begun its part, so that no order of calls can hang a
             GPU; ``"stream"``: it goes on at once where torch's current stream can wait for a receive whose send has not begun, as
-            NCCL's does (see `Work.wait`). All ranks give the same.
+            NCCL's does. A value that does not come makes all later calls raise (`check`). All ranks give the same.
         buffer_bytes: what values may take that are copied before the receiver asks for them (CPU tensors, GPU tensors of up to
             1 MB, or an eighth of this where streams wait, or in memory that cannot be exported, all that is staged), in memory of
             the host and of the GPU each. Sends beyond that wait for their receives.
@@ -82,15 +80,15 @@ class P2P:
         self.rank = opened.rank
         self.num_ranks = len(opened.pairs)
         self._timeout_s = timeout_s
+        self._opened = opened
         self._sides = opened.sides
         self._pairs = opened.pairs
-        self._pidfds = opened.pidfds
         self._is_closing = False
         self._is_ahead = waiter is Waits.STREAM
         self._alarm = opened.own_alarm
         alarms = {pair.name: alarm for pair, alarm in zip(opened.pairs, opened.alarms, strict=True)}
         self._waiting = Waiting(self._alarm, alarms, self.look, opened.pidfds, self._on_death)
-        self._all = Pairs(opened.pairs, opened.rank, opened.sides.values(), self._waiting.too_late)
+        self._all = Pairs(opened.pairs, opened.rank, opened.sides.values(), timeout_s, self._waiting.too_late)
         self._lock = self._all.lock
         self._attendant = Attendant(
             [side.driver for side in self._sides.values()],
@@ -98,12 +96,11 @@ class P2P:
             partial(self._waiting.attend, self._all.work_off),
             self._tick,
         )
-        self._watchdog = self._watch()
 
     # Transfers
 
     def isend(self, tensor: torch.Tensor, dst: int | Sequence[int], tag: int = 0) -> Work:
-        """Begins a send of a tensor to one rank, or to several.
+        """Begins a send of a tensor to one rank or several.
 
         Args:
             tensor: of any shape and numeric dtype. What torch's current stream computes until now is sent.
@@ -122,12 +119,19 @@ class P2P:
         side = self._check("isend", tensor, ranks, tag)
         source = tensor.detach().contiguous()
         shape, dtype = tuple(tensor.shape), number_of(tensor.dtype)
+        sends: list[Send] = []
         with self._lock:
-            self._begin()
-            stream = side.current_stream()
-            sends = [Send(side, tag, rank, source, shape, dtype, stream) for rank in ranks]
-            for send in sends:
-                self._pairs[send.rank].send(send)
+            pairs = [] if self._all.is_closed else [self._pairs[rank] for rank in ranks]
+            try:
+                for pair in pairs:
+                    pair.begin_send()
+                self._begin()
+                for pair, rank in zip(pairs, ranks, strict=True):
+                    sends.append(Send(side, tag, rank, source, shape, dtype, side.current_stream()))
+                    pair.send(sends[-1])
+            finally:
+                for pair in pairs:
+                    pair.end_send()
             self._attendant.call()
         return Work(self, sends)
 
@@ -252,6 +256,7 @@ class P2P:
         if self._is_closing:
             raise ChannelClosed("the communicator is closed", hint="open a new one with P2P(group)")
         self.look()
+        self._all.check()
 
     def look(self) -> bool:
         """Handles what other ranks have said. Whether anything came."""
@@ -265,20 +270,21 @@ class P2P:
         does.
         """
         check_capture("wait", is_host=transfer.side.is_host)
-        if not (transfer.is_settled or self._settles(transfer, timeout)):
-            self._await(lambda: self._settles(transfer, timeout), str(transfer), timeout)
+        if not (transfer.is_settled or self._settles(transfer)):
+            self._await(lambda: self._settles(transfer), str(transfer), timeout)
         is_joined = self._all.land(transfer)
         if transfer.error is not None:
             raise copy(transfer.error)
         if not is_joined:
             transfer.join()
 
-    def _settles(self, transfer: Transfer, timeout: float | None) -> bool:
+    def _settles(self, transfer: Transfer) -> bool:
         """Whether the host has nothing left to wait for; where it can, the current stream waits in its place."""
         if self._is_ahead and isinstance(transfer, Receive) and not transfer.is_settled:
-            self._all.land_ahead(transfer, self._timeout_s if timeout is None else timeout)
-            if transfer.ahead is not None:
-                self._attendant.watch()
+            with self._lock:
+                if self._all.land_ahead(transfer):
+                    self._waiting.notify()
+                    self._attendant.watch()
         return transfer.is_settled
 
     def _tick(self) -> None:
@@ -295,35 +301,26 @@ class P2P:
 
     # Deaths
 
-    def _watch(self) -> Watchdog | None:
-        """Releases the streams of this rank's GPU that wait for a rank that has died."""
-        side = self._sides.get(False)
-        if side is None:
-            return None
-        watchdog = Watchdog(side.driver)
-        for rank, pidfd in self._pidfds.items():
-            pair = self._pairs[rank]
-            mark = partial(pair.carrier.suspect, _died(pair.name))
-            watchdog.watch(pair.name, pidfd, pair.carrier.signals, side.awaiting, _ignore, before_release=mark)
-        return watchdog
-
     def _on_death(self, rank: int) -> None:
         with self._lock:
             if not self._all.is_closed:
-                self._pairs[rank].on_death(_died(self._pairs[rank].name))
+                self._pairs[rank].on_death(died(self._pairs[rank].name))
 
     def check(self) -> None:
-        """Raises if a rank has died. On GPUs, ask after a synchronisation, before results are trusted.
+        """Raises if a rank has died, or a stream was let go that waited for a value. On GPUs, ask after a synchronisation, before
+        results are trusted; also once it is closed.
 
         Raises:
-            ChannelBroken: it names the rank.
+            ChannelBroken, ChannelError: it names the rank.
         """
         self._waiting.bury()
         for rank, pair in enumerate(self._pairs):
             if pair.is_dying():
                 self._on_death(rank)
-            if (error := pair.carrier.death or pair.ended) is not None:
-                raise copy(error)
+            if pair.carrier.death is not None:
+                self._all.has_told = True
+                raise copy(pair.carrier.death)
+        self._all.check()
 
     def statistics(self) -> P2PStatistics:
         """What this rank has enqueued until now; zeros once it is closed."""
@@ -334,16 +331,22 @@ class P2P:
     def close(self) -> None:
         """Gives everything back, once all ranks have come here, or have died. Collective; idempotent.
 
-        Values that were sent can be received until the receiver closes as well. What has met nothing by then fails on both sides.
+        Values that were sent can be received until the receiver closes as well. What has met nothing by then fails on both sides;
+        what a stream waits for ahead is waited for.
 
         Raises:
             ChannelTimeout: not all ranks came. Everything is given back all the same.
+            ChannelError: see `check`, if nothing has raised it before. Everything is given back all the same.
         """
+        self._close(has_failed=False)
+
+    def _close(self, *, has_failed: bool) -> None:
         with self._lock:
             if self._all.is_closed or self._is_closing:
                 return
             self._is_closing = True
-        self._waiting.until(lambda: not self._all.awaited(), self._timeout_s, lambda: "closes its communicator")
+        if not has_failed:
+            self._waiting.until(lambda: not self._all.awaited(), self._timeout_s, lambda: "closes its communicator")
         with self._lock:
             for pair in self._pairs:
                 pair.leave(ChannelClosed("the communicator is closed", hint="open a new one with P2P(group)"))
@@ -353,29 +356,19 @@ class P2P:
         self._alarm.ring()
         self._attendant.close()
         late = self._waiting.who_waits()
-        self._give_back()
+        self._opened.close()
+        self._all.forget()
+        del self._alarm, self._opened
+        self._pairs = []
+        self._waiting.close()
         if not is_closed:
             raise ChannelTimeout(f"not all ranks closed their communicators within {self._timeout_s:g} s{late}")
+        if not self._all.has_told:
+            self._all.check()
 
     def _have_all_closed(self) -> bool:
         with self._lock:
             return all([pair.has_ended() for pair in self._pairs])
-
-    def _give_back(self) -> None:
-        if self._watchdog is not None:
-            for pidfd in self._pidfds.values():
-                self._watchdog.forget(pidfd)
-            self._watchdog.close()
-        for pidfd in self._pidfds.values():
-            os.close(pidfd)
-        for pair in self._pairs:
-            pair.carrier.close()
-        for side in self._sides.values():
-            side.close()
-        self._all.forget()
-        self._pairs = []
-        del self._alarm
-        self._waiting.close()
 
     def __enter__(self) -> Self:
         return self
@@ -386,15 +379,8 @@ class P2P:
         if kind is None:
             self.close()
             return
-        with suppress(ChannelTimeout):  # the error in the block is the one to see
-            self.close()
+        with suppress(ChannelError):  # the error in the block is the one to see
+            self._close(has_failed=True)
 
     def __repr__(self) -> str:
         return f"P2P(rank {self.rank} of {self.num_ranks}{', closed' if self._all.is_closed else ''})"
-
-
-def _died(name: str) -> ChannelBroken:
-    return ChannelBroken(f"{name} died")
-
-
-def _ignore(report: DeathReport) -> None: ...

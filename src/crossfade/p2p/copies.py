@@ -18,8 +18,9 @@ exported. Where GPUs cannot reach each other, cells lie in memory of the host, a
 (`device.staged_layout`). A short value goes this way in any case, in one piece: a copy between two GPUs takes longer to begin.
 
 Where streams wait *ahead*, for values whose sends have not begun, PL-5 does not hold: what is enqueued behind such a wait may be
-long in coming. So no stream of ours waits for another rank there: values up to a length pass through cells, which take no wait to
-be written, and the program's own stream waits for them where it has asked for them. Longer ones are lent, and not posted.
+long in coming. So no stream of ours waits for another rank there, but for the stream behind which it copies: values up to a length
+are pushed into cells, which take no wait to be written; longer ones are lent, and not posted; and what has been announced and has
+not come stays where it lies, until it has, or until the program's own stream waits for it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from crossfade.errors import ChannelClosed
 from crossfade.marks import marked
 from crossfade.p2p.carrier import Carrier, Letters, Offer
 from crossfade.p2p.cells import Cell, Cells, Place
-from crossfade.p2p.letters import Exported, Forgotten, Window
+from crossfade.p2p.letters import Exported, Forgotten, Pulled, Window
 from crossfade.p2p.memory import OpenedMemories, Shared
 from crossfade.p2p.transfer import OpenWindow, Receive, Send, Transfer
 from crossfade.p2p.windows import Counters, Windows
@@ -88,31 +89,44 @@ class Copies(Carrier):
         self._letters = letters
         self._told: set[int] = set()  # memory that the other rank knows of
         self._landings: dict[Receive, None] = {}
+        self._lent_landings: dict[Receive, None] = {}  # those out of the sender's own memory
         self._under_way: deque[Transfer] = deque()  # only devices are left to wait for; they use the tensors' memory
 
     def push(self, send: Send, window: Window) -> None:
-        self._copy(send, window, send.ready(), send.side.push_stream, is_into=True)
+        stream = send.side.push_stream_beside(send.stream)
+        self._copy(send, window, send.ready(), stream, is_into=True)
         self.num_pushed += 1
 
     def accept(self, receive: Receive, number: int, window: Window) -> None:
-        side = receive.side
-        is_staged = self._ends[side.is_host].shared.is_staged
-        is_landed = receive.size_bytes <= side.landed_bytes and not is_staged and not self._has_come(receive, window)
-        if receive.size_bytes <= SHORT_BYTES or is_landed:
-            receive.landing = window
-            self._landings[receive] = None
+        if receive.size_bytes <= SHORT_BYTES:
+            self._keep(receive, window)
         else:
             self.pull(receive, number, window)
 
+    def pull(self, receive: Receive, number: int, window: Window) -> None:
+        if receive.side.landed_bytes and not self._has_come(receive, window):
+            self._keep(receive, window)
+            return
+        self._copy(receive, window, receive.free(), receive.side.pull_stream, is_into=False)
+        self._tell_of_pull(receive, window)
+
+    def _keep(self, receive: Receive, window: Window | OpenWindow) -> None:
+        """The value stays where it lies."""
+        receive.landing = window
+        self._landings[receive] = None
+        if isinstance(window, Window) and window.is_lent:
+            self._lent_landings[receive] = None
+
     def _has_come(self, receive: Receive, window: Window | OpenWindow) -> bool:
-        """Whether the value lies in its cell, on whichever side."""
+        """Whether the value lies where it is to be copied from."""
         ends = self._ends[receive.side.is_host]
         word = ends.theirs.ready if isinstance(window, Window) else ends.windows.counters.done
         return word(window.word).has(window.uses)
 
-    def pull(self, receive: Receive, number: int, window: Window) -> None:
-        self._copy(receive, window, receive.free(), receive.side.pull_stream, is_into=False)
+    def _tell_of_pull(self, receive: Receive, window: Window) -> None:
         self.num_pulled += 1
+        if window.is_lent:
+            self._letters.put(Pulled(window.word, window.uses, receive.side.is_host))
 
     def land(self, receive: Receive) -> None:
         window, side = receive.landing, receive.side
@@ -144,27 +158,28 @@ class Copies(Carrier):
         ends = self._ends[side.is_host]
         receive.landing = None
         self._landings.pop(receive, None)
+        self._lent_landings.pop(receive, None)
         cell = landing.cell if isinstance(landing, OpenWindow) else None
         is_there = self._has_come(receive, landing)
         if self.death is not None and not is_there:
             receive.fail(copy(self.death))
             return
+        counters = ends.windows.counters if cell is not None else ends.theirs
         if isinstance(landing, Window):
             source = ends.memories.address(landing.memory, landing.offset, receive.size_bytes)
+            come = counters.ready(landing.word)
         else:
             assert cell is not None, "else it was pushed into the tensor"
-            source = cell.address
+            source, come = cell.address, counters.done(landing.word)
         if after is not None:
             after.hold(stream)
         if not is_there:
-            word = ends.theirs.ready if cell is None else ends.windows.counters.done
-            word(landing.word).wait(stream, landing.uses)
+            come.wait(stream, landing.uses)
         side.driver.copy(receive.address, source, receive.size_bytes, stream)
-        if cell is None:
-            done = ends.theirs.done(landing.word)
-            done.set(stream, landing.uses)
-            receive.finish_at(done, landing.uses)
-            self.num_pulled += 1
+        if isinstance(landing, Window):
+            counters.done(landing.word).set(stream, landing.uses)
+            receive.finish_at(counters.done(landing.word), landing.uses)
+            self._tell_of_pull(receive, landing)
             self.num_bytes += receive.size_bytes
         else:
             receive.finish_behind(stream)
@@ -178,6 +193,9 @@ class Copies(Carrier):
     @property
     def has_landings(self) -> bool:
         return bool(self._landings)
+
+    def lent_landings(self) -> Sequence[Receive]:
+        return tuple(self._lent_landings)
 
     @marked("copy")
     def _copy(self, transfer: Transfer, window: Window, after: PooledEvent, stream: int, *, is_into: bool) -> None:
@@ -201,9 +219,9 @@ class Copies(Carrier):
         if receive.size_bytes <= SHORT_BYTES or not ends.windows.has_free():
             return None
         landed_bytes = receive.side.landed_bytes
-        if landed_bytes and not ends.shared.is_staged:
+        if landed_bytes:
             if receive.size_bytes <= landed_bytes:
-                receive.cell = self._take_cell(ends, ends.shared.cells, receive.size_bytes, is_urgent=False)
+                receive.cell = self._take_cell(ends, ends.shared.landing, receive.size_bytes, is_urgent=False)
             return None if receive.cell is None else receive.cell.place
         return ends.shared.exports.find(receive.address, receive.size_bytes)
 
@@ -255,7 +273,7 @@ class Copies(Carrier):
         is_beside = is_urgent or (shared.is_staged and size_bytes > SHORT_BYTES)
         stream = send.stream
         if is_beside:
-            stream = side.push_stream
+            stream = side.push_stream_beside(stream, self)  # requests come in the other rank's order
             send.ready().hold(stream)
         pieces = _pieces(shared, size_bytes)
         window = windows.open(len(pieces), number, send, cell)
@@ -304,8 +322,7 @@ class Copies(Carrier):
         if isinstance(transfer, Receive) and window.receive is transfer:
             transfer.ahead = None
             if not transfer.is_enqueued:
-                transfer.landing = window
-                self._landings[transfer] = None
+                self._keep(transfer, window)
             return
         done = self._ends[transfer.side.is_host].windows.counters.done(window.word)
         transfer.finish_at(done, window.uses)
@@ -360,6 +377,7 @@ class Copies(Carrier):
             receive.landing = None
             receive.fail(ChannelClosed("the communicator was closed before the value was taken"))
         self._landings.clear()
+        self._lent_landings.clear()
         while self._under_way:  # of a rank that has died
             self._under_way.popleft().let_go()
         for ends in self._ends.values():

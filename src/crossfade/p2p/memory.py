@@ -144,6 +144,7 @@ class Shared:
         self.exports = Exports(memory, numbers, forgotten, is_staged=is_staged)
         self.pool = Pool(memory)
         self.cells = Cells(self.pool, self.exports, buffer_bytes)
+        self.landing = Cells(self.pool, self.exports, buffer_bytes)  # for receives
         self._layout = StagedLayout()
 
     def pieces(self, size_bytes: int) -> list[tuple[int, int]]:
@@ -155,6 +156,7 @@ class Shared:
 
     def close(self) -> None:
         """Gives everything back; nothing may be under way. Memory in which tensors live stays until the process ends."""
+        self.landing.close()
         if not self.cells.are_lived_in:
             self.cells.close()
             self.pool.close()
@@ -180,7 +182,20 @@ class Side:
         self.streams = Streams(driver)
         self.push_stream = self.streams.get(Role.PUSH)
         self.pull_stream = self.streams.get(Role.DOWN)
+        self._push_streams: dict[tuple[int, int], int] = {}  # by the program's, and who uses it
         self.awaiting = [self.push_stream, self.pull_stream]  # streams that may wait for other ranks
+
+    def push_stream_beside(self, stream: int, user: object = None) -> int:
+        """The stream of ours for copies behind a stream of the program's. Where that may wait ahead, there is one for each; and one
+        more for each ``user`` whose copies are not enqueued in the program's order.
+        """
+        if not self.landed_bytes:
+            return self.push_stream
+        key = stream, id(user)
+        if key not in self._push_streams:
+            made = self._push_streams[key] = self.streams.get(Role.PUSH, f"beside {len(self._push_streams)}")
+            self.awaiting.append(made)
+        return self._push_streams[key]
 
     def join(self) -> int:
         """The current stream, which is going to wait for other ranks."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,7 +12,8 @@ from crossfade.device.borrowed import torch_or_raise
 from crossfade.device.capabilities import judge, read_facts, read_topology, require
 from crossfade.device.driver import HOST, TimedDriver
 from crossfade.device.host_driver import HostDriver
-from crossfade.errors import DeviceError
+from crossfade.device.watchdog import DeathReport, Watchdog
+from crossfade.errors import ChannelBroken, DeviceError
 from crossfade.host.memory import Memory
 from crossfade.host.processes import open_pidfd
 from crossfade.host.tcp import Stream, open_streams
@@ -45,6 +48,21 @@ class Opened(NamedTuple):
     alarms: list[Alarm | None]  # by rank; None for those of other hosts
     pidfds: dict[int, int]  # of the other ranks of this host
 
+    watchdog: Watchdog | None  # releases the streams of this rank's GPU that wait for a rank that has died
+
+    def close(self) -> None:
+        """Gives everything back; nothing may be under way."""
+        if self.watchdog is not None:
+            for pidfd in self.pidfds.values():
+                self.watchdog.forget(pidfd)
+            self.watchdog.close()
+        for pidfd in self.pidfds.values():
+            os.close(pidfd)
+        for pair in self.pairs:
+            pair.carrier.close()
+        for side in self.sides.values():
+            side.close()
+
 
 def open_ranks(
     ranks: Ranks, device: torch.device, transport: Transport, waits: Waits, buffer_bytes: int, timeout_s: float
@@ -65,7 +83,7 @@ def open_ranks(
         is_direct = [transport is not Transport.STAGED] * num_ranks
         if device.type == "cuda":
             is_direct = _find_direct(ranks, parties, drivers[-1].device, transport)
-        is_ahead = waits is Waits.STREAM and device.type == "cuda"
+        is_ahead = waits is Waits.STREAM and device.type == "cuda" and _are_all_direct(ranks, parties, is_direct)
         if len({tuple(row) for row in ranks.gather([int(waits is Waits.STREAM)])}) > 1:
             raise ValueError("some ranks were opened with waits='stream', and some without\nhint: all give the same")
         sides = {}
@@ -105,7 +123,33 @@ def open_ranks(
             if party is not None:
                 party.memory.close()
     ranks.gather([0])  # all have come here
-    return Opened(rank, sides, pairs, own_alarm, alarms, pidfds)
+    return Opened(rank, sides, pairs, own_alarm, alarms, pidfds, _watch(sides.get(False), pairs, pidfds))
+
+
+def _watch(side: Side | None, pairs: Sequence[Pair], pidfds: Mapping[int, int]) -> Watchdog | None:
+    """``side``: of the GPU."""
+    if side is None:
+        return None
+    watchdog = Watchdog(side.driver)
+    for rank, pidfd in pidfds.items():
+        pair = pairs[rank]
+        mark = partial(pair.carrier.suspect, died(pair.name))
+        watchdog.watch(pair.name, pidfd, pair.carrier.signals, side.awaiting, _ignore, before_release=mark)
+    return watchdog
+
+
+def died(name: str) -> ChannelBroken:
+    """The error for what needed a rank that is dead."""
+    return ChannelBroken(f"{name} died")
+
+
+def _ignore(report: DeathReport) -> None: ...
+
+
+def _are_all_direct(ranks: Ranks, parties: Sequence[Party | None], is_direct: Sequence[bool]) -> bool:
+    """Whether all GPUs of each host reach each other. Collective."""
+    own = all(direct for party, direct in zip(parties, is_direct, strict=True) if party is not None)
+    return all(answer for (answer,) in ranks.gather([int(own)]))
 
 
 def _is_anywhere(ranks: Ranks, far: Sequence[int]) -> bool:

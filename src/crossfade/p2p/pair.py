@@ -11,8 +11,7 @@ from copy import copy
 
 from crossfade.errors import ChannelBroken, ChannelError, DeviceError
 from crossfade.host.processes import is_ending
-from crossfade.p2p.board import SendMark
-from crossfade.p2p.carrier import Carrier, Letters
+from crossfade.p2p.carrier import Carrier, Letters, Mark
 from crossfade.p2p.letters import (
     Announced,
     Closed,
@@ -46,10 +45,12 @@ class Pair:
     """
 
     def __init__(
-        self, name: str, pid: int | None, letters: Letters, carrier: Carrier, mark: SendMark | None = None
+        self, name: str, pid: int | None, letters: Letters, carrier: Carrier, mark: Mark | None = None
     ) -> None:
         self.name = name
         self._mark = mark  # where either rank's streams may wait ahead
+        self._is_marked = False  # until letters have room
+        self.lost: Exception | None = None  # why a stream waited ahead for what did not come
         self._pid = pid
         self.ended: Exception | None = None  # why this side begins no transfer any more
         self._is_closed = False  # the other rank begins none any more
@@ -66,20 +67,21 @@ class Pair:
 
     # Sending
 
-    def send(self, send: Send) -> None:
-        """Begins a send."""
-        if self._mark is None:
-            self._send(send)
-            return
-        self._mark.begin()
-        try:
-            self._read()
-            self._send(send)
-        finally:
-            if self._letters.flush():
+    def begin_send(self) -> None:
+        """This rank is about to `progress`, and then to `send`."""
+        if self._mark is not None:
+            self._is_marked = False
+            self._mark.begin()
+
+    def end_send(self) -> None:
+        """Its letters can be read, or can be when they have room."""
+        if self._mark is not None:
+            self._is_marked = not self._letters.flush()
+            if not self._is_marked:
                 self._mark.end()
 
-    def _send(self, send: Send) -> None:
+    def send(self, send: Send) -> None:
+        """Begins a send."""
         self._check()
         if self._is_closed:
             raise self._has_closed()
@@ -150,19 +152,26 @@ class Pair:
         elif place is not None:  # it stands behind one that is not posted
             self.carrier.unplace(receive)
 
+    def pushes_next(self) -> bool:
+        """Whether the other rank, once its letters are read, is certain to push into what is posted, whatever this host does."""
+        if self._mark is None or self.ended is not None or not self._letters.flush():
+            return False
+        return not self._mark.is_other_sending()
+
+    @property
+    def is_owing(self) -> bool:
+        """Whether the other rank waits, or may come to wait, for this one's host."""
+        if self._pending.has_any_without_window or self._awaited or self.carrier.lent_landings():
+            return True
+        waiting = self._incoming.waiting() if self._incoming.num_unposted else []
+        return any(receive.window is None and receive.size_bytes > receive.side.landed_bytes for receive in waiting)
+
     def land_ahead(self, receive: Receive) -> None:
-        """Lets the current stream wait for a posted value that has not been sent yet, where the other rank is certain to push it:
-        for that it needs nothing more of this one's host.
-        """
-        is_owing = self._pending.is_owing or self._awaited
-        if self._mark is None or is_owing or not self._letters.flush() or self._mark.is_other_sending():
-            return
-        self._read()
-        if self.carrier.death is None and not receive.is_settled:
-            try:
-                self.carrier.land_ahead(receive)
-            except DeviceError as error:
-                self._break(receive, error)
+        """Lets the current stream wait for a posted value that has not been sent yet."""
+        try:
+            self.carrier.land_ahead(receive)
+        except DeviceError as error:
+            self._break(receive, error)
 
     def has_value(self, tag: int) -> bool:
         """Whether a value with a tag has come that no receive has met."""
@@ -201,8 +210,6 @@ class Pair:
                 self.carrier.accept(receive, number, value.window)
             except DeviceError as error:
                 self._break(receive, error)
-                return
-            self._tell_of_pull(receive, value.window)
 
     def land(self, receive: Receive) -> None:
         """Copies a value that waits where it lies on the current stream."""
@@ -213,7 +220,10 @@ class Pair:
 
     def land_all(self) -> None:
         """Copies all such values, on streams of ours."""
-        for receive in self.carrier.landings():
+        self._land_beside(self.carrier.landings())
+
+    def _land_beside(self, receives: Iterable[Receive]) -> None:
+        for receive in receives:
             try:
                 self.carrier.land_beside(receive)
             except DeviceError as error:
@@ -224,12 +234,6 @@ class Pair:
             self.carrier.pull(receive, number, window)
         except DeviceError as error:
             self._break(receive, error)
-            return
-        self._tell_of_pull(receive, window)
-
-    def _tell_of_pull(self, receive: Receive, window: Window) -> None:
-        if window.is_lent:
-            self._letters.put(Pulled(window.word, window.uses, receive.side.is_host))
 
     def _break(self, transfer: Transfer, error: DeviceError) -> None:
         """What a device refuses ends the pair, on both sides: the other rank counts on it."""
@@ -243,23 +247,21 @@ class Pair:
 
     def progress(self) -> bool:
         """Handles what the other rank has said, and what waits for room. Whether a letter came."""
-        has_come = self._read()
-        self._letters.flush()
+        has_come = False
+        while (letter := self._letters.take()) is not None:
+            has_come = True
+            if self.carrier.death is None:
+                self._on_letter(letter)
+        if self._letters.flush() and self._is_marked:
+            self.end_send()
         self.carrier.collect()
+        self._land_beside(self.carrier.lent_landings())
         failure = self.carrier.failure()
         if failure is not None and self.carrier.death is None:
             self.on_death(failure)
         wanted = self._pending.wanted
         while wanted and self._serve(*wanted[0]):
             wanted.popleft()
-        return has_come
-
-    def _read(self) -> bool:
-        has_come = False
-        while (letter := self._letters.take()) is not None:
-            has_come = True
-            if self.carrier.death is None:
-                self._on_letter(letter)
         return has_come
 
     def _serve(self, number: int, send: Send) -> bool:
@@ -342,7 +344,7 @@ class Pair:
     @property
     def is_quiet(self) -> bool:
         """Whether the other rank waits for nothing that this process's host still has to do."""
-        is_owing = self._pending.is_owing or self._awaited
+        is_owing = self._pending.has_any_without_window or self._awaited
         is_busy = is_owing or self.carrier.has_landings or self._incoming.num_unposted
         return not is_busy and self._letters.flush()
 
@@ -365,14 +367,15 @@ class Pair:
 
     def _fail(self, transfers: Iterable[Transfer], error: Exception) -> None:
         for transfer in transfers:
-            transfer.fail(copy(error))
             if isinstance(transfer, Receive) and transfer.ahead is not None:
-                self.ended = self.ended or error  # the program has waited for it already: the next call tells
+                self.lost = self.lost or error  # before the stream is let go
+            transfer.fail(copy(error))
 
-    def give_up(self, receive: Receive, error: Exception) -> None:
-        """Lets the stream go that waits ahead for a value that does not come; the other rank sends no more."""
+    def give_up(self, error: Exception) -> None:
+        """A stream has waited ahead for too long: all that waits fails, and the other rank is to send no more."""
+        self.ended = self.ended or error
         self._letters.put(Closed())
-        self._fail([receive], error)
+        self._fail(self._incoming.waiting(), error)
 
     def _has_closed(self) -> ChannelBroken:
         return ChannelBroken(f"{self.name} has closed its communicator", hint="close when all transfers are done")

@@ -6,28 +6,25 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from copy import copy
 
 from crossfade.p2p.memory import Side
 from crossfade.p2p.pair import Pair
 from crossfade.p2p.transfer import Receive, Transfer
 
 
-class _Ahead(NamedTuple):
-    """A receive for which a stream waits ahead; at ``end_s`` it has waited too long, for ``limit_s``."""
-
-    end_s: float
-    limit_s: float
-    receive: Receive
-
-
 class Pairs:
     """Any thread may use it: ``lock`` is held while one works on pairs. ``each``: by rank, this one's with itself among them.
-    ``own``: this one. ``too_late``: the error for a receive that has not met its other side within so many seconds.
+    ``own``: this one. A stream waits ahead for ``limit_s`` seconds; ``too_late``: the error for what has not come by then.
     """
 
     def __init__(
-        self, pairs: list[Pair], own: int, sides: Iterable[Side], too_late: Callable[[str, float], Exception]
+        self,
+        pairs: list[Pair],
+        own: int,
+        sides: Iterable[Side],
+        limit_s: float,
+        too_late: Callable[[str, float], Exception],
     ) -> None:
         self.lock = threading.RLock()
         self.each = pairs
@@ -39,7 +36,10 @@ class Pairs:
         self.is_closed = False
         self._sides = list(sides)
         self._too_late = too_late
-        self._ahead: deque[_Ahead] = deque()  # in their order
+        self._limit_s = limit_s
+        self._ahead: deque[tuple[float, Receive]] = deque()  # receives for which a stream waits ahead, and until when
+        self._lost: Exception | None = None
+        self.has_told = False  # that something was lost
 
     def use(self, ranks: Sequence[int]) -> None:
         """Transfers with these ranks are about to begin. Before that, a look at a pair is one for letters."""
@@ -69,30 +69,44 @@ class Pairs:
             self._expire()
         return has_come
 
-    def land_ahead(self, receive: Receive, limit_s: float) -> None:
-        """See `Pair.land_ahead`."""
+    def land_ahead(self, receive: Receive) -> bool:
+        """Lets the current stream wait for a posted value that has not been sent yet, where nothing more of this host is needed for
+        that: by the rank that sends it, or by any other. Whether it does, or the value has come meanwhile.
+        """
         with self.lock:
-            if self.each:
+            if not (self.each and self.each[receive.rank].pushes_next()):
+                return False
+            self.look()  # what was announced before the mark went down
+            if not (receive.is_settled or any([pair.is_owing for pair in self._in_use])):
                 self.each[receive.rank].land_ahead(receive)
                 if receive.ahead is not None:
-                    self._ahead.append(_Ahead(time.monotonic() + limit_s, limit_s, receive))
+                    self._ahead.append((time.monotonic() + self._limit_s, receive))
+            return receive.is_settled
 
     def _expire(self) -> None:
         """Gives up what a stream has waited ahead for too long."""
         ahead = self._ahead
         while ahead:
-            end_s, limit_s, receive = ahead[0]
+            end_s, receive = ahead[0]
             if receive.ahead is not None and receive.error is None:
                 if time.monotonic() < end_s:
                     return
-                self.each[receive.rank].give_up(receive, self._too_late(str(receive), limit_s))
+                self.each[receive.rank].give_up(self._too_late(str(receive), self._limit_s))
             ahead.popleft()
 
     def awaited(self) -> str:
         """What a stream waits for ahead, in words; "" for nothing."""
         with self.lock:
             self._expire()
-            return f"waits on its GPU for {self._ahead[0].receive}" if self._ahead else ""
+            return f"waits on its GPU for {self._ahead[0][1]}" if self._ahead else ""
+
+    def check(self) -> None:
+        """Raises if a stream has waited ahead for what did not come: what the program has computed from it is not valid."""
+        with self.lock:
+            self._lost = self._lost or next((pair.lost for pair in self.each if pair.lost is not None), None)
+            if self._lost is not None:
+                self.has_told = True
+                raise copy(self._lost)
 
     def is_quiet(self) -> bool:
         """Whether no other rank waits for what this process's host still has to do."""
@@ -129,6 +143,7 @@ class Pairs:
 
     def forget(self) -> None:
         """The pairs are closed, and their memory can go."""
+        self._lost = self._lost or next((pair.lost for pair in self.each if pair.lost is not None), None)
         self.each, self._in_use = [], []
         self._unused, self._unheard = {}, {}
         self._ahead.clear()

@@ -52,8 +52,8 @@ class Pending:
         self._lent.pop((send.side.is_host, window.word, window.uses), None)
 
     @property
-    def is_owing(self) -> bool:
-        """Whether the other rank waits, or may come to wait, for this one's host."""
+    def has_any_without_window(self) -> bool:
+        """Whether the other rank waits, or may come to wait, for this one's host to make a value reachable."""
         return bool(self._unserved or self.wanted)
 
     def take_unmet(self) -> list[Send]:

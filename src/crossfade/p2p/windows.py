@@ -94,7 +94,7 @@ class Windows:
         counters, word = self.counters, window.word
         if not counters.ready(word).has(window.uses):
             return False
-        return window.is_void or (counters.done(word).has(window.uses) and _is_landed(window.receive))
+        return window.is_void or (counters.done(word).has(window.uses) and _is_copied_out(window.receive))
 
     def _close(self, window: OpenWindow) -> None:
         self._free.append(window.word)
@@ -107,6 +107,6 @@ class Windows:
             self._close(self._open.popleft())
 
 
-def _is_landed(receive: Receive | None) -> bool:
+def _is_copied_out(receive: Receive | None) -> bool:
     """Whether a receive has copied its value out of its cell. If it failed, the other rank may still write there."""
     return receive is None or (receive.is_enqueued and receive.error is None and receive.is_copied())

@@ -33,7 +33,7 @@ class Work:
         tensor sent. On a CPU it is so when this returns.
 
         The host waits until the other rank has begun its part (no stream waits for what is not enqueued), and never for a device.
-        With ``waits="stream"`` it does not wait for a send to a posted receive: errors of that come with the next call.
+        With ``waits="stream"`` it does not wait where the stream can: errors of that come with later calls (`P2P.check`).
 
         Args:
             timeout: the longest wait in seconds; None for the communicator's ``timeout_s``.
