@@ -109,7 +109,7 @@ class Counter:
         self._board.poke(self._index, 0)
 
     def wait(self, stream: int, value: int) -> None:
-        """Enqueues: hold the stream until so many are done. Its setting must have been enqueued before (PL-5; see its exception)."""
+        """Enqueues: hold the stream until so many are done. Its setting has been enqueued before (PL-5, with its exception)."""
         self.awaited = value
         self._driver.wait_value(stream, self.address, value & _MASK)
 
