@@ -60,17 +60,20 @@ class Worker:
         source: Path = ROOT / "src",
     ) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
-        self._process = subprocess.Popen(
-            [python, "-m", module, *arguments],
+        self._process = self._begin([python, "-m", module, *arguments], environment(more_path, source))
+        self._unread = b""
+        self.init_us: float = self._receive(start_limit_s)["result"]["init_us"]
+
+    def _begin(self, command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
             cwd=ROOT,
-            env=environment(more_path, source),
+            env=variables,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             start_new_session=True,
         )
-        self._unread = b""
-        self.init_us: float = self._receive(start_limit_s)["result"]["init_us"]
 
     @property
     def is_alive(self) -> bool:

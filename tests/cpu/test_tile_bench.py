@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="ranks take torch tensors")
 
-from benchmarks import tile_mlp, tile_ops
+from benchmarks import tile_crew, tile_mlp, tile_ops
 from benchmarks.tile_crew import Crew
 from benchmarks.tile_report import text_of
-from benchmarks.workers import WorkerFailed
+from benchmarks.workers import ROOT, Worker, WorkerFailed
+from tests.helpers.device_pair import context
+from tests.helpers.warm import TORCH_AND_COMPILERS, WarmProgram
 
 OPTIONS = ["--quick", "--operators", "rs", "ag"]
+
+
+class WarmWorker(Worker):
+    """Forked off a process that has torch."""
+
+    def _begin(self, command: Sequence[str], variables: Mapping[str, str]) -> Any:
+        return WarmProgram(TORCH_AND_COMPILERS, command[1:], ROOT, dict(variables), self._errors)
+
+
+@pytest.fixture(autouse=True)
+def warm_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tile_crew, "Worker", WarmWorker)
 
 
 def test_a_run_in_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,8 +110,10 @@ def test_a_block_in_small(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_eager", [False, True])
-def test_a_few_repetitions_with_delays_find_nothing_wrong(is_eager: bool) -> None:
+def test_a_few_repetitions_with_delays_find_nothing_wrong(is_eager: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import tile_repetitions
 
+    forking = context()
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: forking)
     found = tile_repetitions.run(24, 2, is_quick=True, is_eager=is_eager)
     assert [each["wrong"] for each in found] == [{}, {}]

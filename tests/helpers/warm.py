@@ -23,8 +23,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import IO, Any
 
+TORCH_AND_COMPILERS = ("torch", "torch.distributed.pipelining")
+"""What programs with torch are forked off; the second brings what is compiled with."""
 _MAX_BYTES = 1 << 17
+_START_LIMIT_S = 60.0
 _starting = threading.Lock()
 
 
@@ -39,42 +43,79 @@ class _Warm:
             fds = [theirs.fileno()]
             self._process = subprocess.Popen(command, pass_fds=fds, env=variables, stdin=null, stdout=null)
 
-    def run(
-        self, arguments: Sequence[str], cwd: str, env: dict[str, str], timeout_s: float
-    ) -> subprocess.CompletedProcess[str]:
-        with (
-            tempfile.TemporaryFile("w+", encoding="utf-8") as stdout,
-            tempfile.TemporaryFile("w+", encoding="utf-8") as stderr,
-            open(os.devnull) as stdin,
-        ):
-            mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with mine:
-                with theirs:
-                    fds = [theirs.fileno(), *(stream.fileno() for stream in (stdin, stdout, stderr))]
-                    socket.send_fds(self._requests, [json.dumps([arguments, cwd, env]).encode()], fds)
-                mine.settimeout(timeout_s)
-                try:
-                    code = int(mine.recv(_MAX_BYTES) or b"1")
-                except TimeoutError:
-                    raise subprocess.TimeoutExpired([*arguments], timeout_s) from None
-            for stream in (stdout, stderr):
-                stream.seek(0)
-            return subprocess.CompletedProcess([*arguments], code, stdout.read(), stderr.read())
+    def ask(self, arguments: Sequence[str], cwd: str, env: dict[str, str], streams: Sequence[int]) -> socket.socket:
+        """Where the program's id and its exit code come; who closes this ends the program."""
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            request = json.dumps([arguments, cwd, env]).encode()
+            socket.send_fds(self._requests, [request], [theirs.fileno(), *streams])
+        return mine
+
+
+class WarmProgram:
+    """As `subprocess.Popen` with pipes for stdin and stdout; it leads a session."""
+
+    def __init__(
+        self, modules: tuple[str, ...], arguments: Sequence[str], cwd: Path, env: dict[str, str], stderr: IO[Any]
+    ) -> None:
+        self.args = list(arguments)
+        self.returncode: int | None = None
+        stdin, to_stdin = os.pipe()
+        from_stdout, stdout = os.pipe()
+        self._answers = _warm(modules).ask(arguments, str(cwd), env, (stdin, stdout, stderr.fileno()))
+        os.close(stdin)
+        os.close(stdout)
+        self.stdin, self.stdout = os.fdopen(to_stdin, "wb"), os.fdopen(from_stdout, "rb")
+        self.pid = _heard(self._answers, arguments, _START_LIMIT_S)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self.returncode = _heard(self._answers, self.args, timeout)
+            self._answers.close()
+        return self.returncode
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def _heard(answers: socket.socket, arguments: Sequence[str], timeout_s: float | None) -> int:
+    """The program's id, and then its exit code."""
+    answers.settimeout(timeout_s)
+    try:
+        return int(answers.recv(_MAX_BYTES) or b"1")
+    except TimeoutError:
+        assert timeout_s is not None
+        raise subprocess.TimeoutExpired([*arguments], timeout_s) from None
 
 
 @cache
-def _warm(modules: tuple[str, ...]) -> _Warm:
+def _started(modules: tuple[str, ...]) -> _Warm:
     """It ends with this process."""
     return _Warm(modules)
+
+
+def _warm(modules: tuple[str, ...]) -> _Warm:
+    with _starting:
+        return _started(modules)
 
 
 def warm_python(
     modules: tuple[str, ...], *arguments: str, cwd: Path, env: dict[str, str], timeout_s: float = 60.0
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python with these arguments to its end, where these modules are imported already."""
-    with _starting:
-        warm = _warm(modules)
-    return warm.run(arguments, str(cwd), env, timeout_s)
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as stdout,
+        tempfile.TemporaryFile("w+", encoding="utf-8") as stderr,
+        open(os.devnull) as stdin,
+    ):
+        streams = [stream.fileno() for stream in (stdin, stdout, stderr)]
+        with _warm(modules).ask(arguments, str(cwd), env, streams) as answers:
+            _pid = _heard(answers, arguments, _START_LIMIT_S)
+            code = _heard(answers, arguments, timeout_s)
+        for stream in (stdout, stderr):
+            stream.seek(0)
+        return subprocess.CompletedProcess([*arguments], code, stdout.read(), stderr.read())
 
 
 def _serve(requests: socket.socket) -> list[str]:
@@ -90,6 +131,7 @@ def _serve(requests: socket.socket) -> list[str]:
             requests.close()
             if not (pid := os.fork()):
                 os.close(fds[0])
+                os.setsid()
                 arguments, cwd, env = json.loads(data)
                 return _become(arguments, cwd, env, fds[1:])
             _keep(pid, fds[0])
@@ -98,7 +140,9 @@ def _serve(requests: socket.socket) -> list[str]:
 
 
 def _keep(pid: int, asker_fd: int) -> None:
-    """Tells the program's exit code, or ends it when nobody wants to know that any more."""
+    """Tells the program's id and its exit code, or ends it when nobody wants to know that any more."""
+    with suppress(ConnectionError), socket.socket(fileno=os.dup(asker_fd)) as asker:
+        asker.send(str(pid).encode())
     poller = select.poll()
     pidfd = os.pidfd_open(pid)
     poller.register(pidfd, select.POLLIN)
@@ -128,7 +172,11 @@ def _become(arguments: list[str], cwd: str, env: dict[str, str], streams: list[i
 def _run(arguments: list[str]) -> None:
     """As ``python`` does."""
     first, *rest = arguments
-    if first == "-m":
+    if first == "-c":
+        sys.path.insert(0, "")
+        sys.argv[:] = ["-c", *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec", dont_inherit=True), sys.modules["__main__"].__dict__)
+    elif first == "-m":
         sys.path.insert(0, os.getcwd())
         sys.argv[:] = rest
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
