@@ -15,15 +15,13 @@ import pytest
 from tests.helpers.programs import environment, python
 from tests.helpers.sessions import TORCH
 from tests.helpers.two_at_a_time import Ran, two_at_a_time
-from tests.helpers.warm import warm_python
+from tests.helpers.warm import TORCH_AND_COMPILERS, warm_python
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 LIMIT_S = 90
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 FORKING_TORCHRUN = ("-m", "tests.helpers.torchrun")
-WARM = ("torch", "torch.distributed.pipelining")
-"""What the processes that examples are forked off have imported; the second brings what is compiled with."""
 SMALL = ["--window=16", "--batch=2", "--batches=5", "--width=16", "--heads=2", "--blocks=3", "--inflight=3"]
 
 pytestmark = pytest.mark.timeout(LIMIT_S + 20)
@@ -75,7 +73,7 @@ def run(name: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = (*launcher, str(EXAMPLES / example), *arguments)
     if is_new:
         return python(*command, cwd=cwd, env=variables, encoding="utf-8", timeout_s=LIMIT_S)
-    return warm_python(WARM, *command, cwd=cwd, env=variables, timeout_s=LIMIT_S)
+    return warm_python(TORCH_AND_COMPILERS, *command, cwd=cwd, env=variables, timeout_s=LIMIT_S)
 
 
 @pytest.fixture(scope="module")
