@@ -26,12 +26,13 @@ from crossfade.device.records import Record, pack, unpack
 from crossfade.host.memory import Memory, address_of
 from crossfade.host.semaphore import init_semaphore, open_semaphore
 from tests.helpers.gpus import num_gpus
+from tests.helpers.warm import TORCH_AND_COMPILERS
 
 LIMIT_S = 30.0
 
 
-PRELOADED = ("peer_cases", "ops_cases", "host_copy_cases", "collective_cases", "chain_kills")
-"""Modules of this folder that workers take their functions from, and what these need of crossfade."""
+PRELOADED = ("peer_cases", "ops_cases", "host_copy_cases", "collective_cases", "chain_kills", "frozen")
+"""Modules of this folder that workers take their functions from, and what these need of crossfade; the last one is last."""
 
 NUM_CELLS, CELL_BYTES, SPIN_S = 256, 128, 0.0005
 
@@ -167,11 +168,7 @@ def context() -> ForkServerContext | SpawnContext:
     if num_gpus():
         return multiprocessing.get_context("spawn")  # CUDA is not to be forked
     made = multiprocessing.get_context("forkserver")
-    torchs = (
-        "torch",
-        "torch.distributed.pipelining",
-    )  # the second brings what torch compiles with, which several cases need
-    made.set_forkserver_preload(["numpy", *torchs, *(f"{__package__}.{name}" for name in PRELOADED)])
+    made.set_forkserver_preload(["numpy", *TORCH_AND_COMPILERS, *(f"{__package__}.{name}" for name in PRELOADED)])
     return made
 
 
