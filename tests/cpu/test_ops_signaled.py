@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="operators take torch tensors")
 from crossfade.ops.signaled import product  # noqa: E402
 from crossfade.ops.signaled.product import matmul_signaled, prepare_signaled, reference  # noqa: E402
 from crossfade.ops.signaled.sides import RowGroup  # noqa: E402
-from tests.helpers.triton_programs import LIMIT_S, needs_triton, said, start  # noqa: E402
+from tests.helpers.triton_programs import LIMIT_S, needs_triton, run, said  # noqa: E402
 
 A, B = torch.zeros(4, 3), torch.zeros(3, 2)
 
@@ -137,4 +137,4 @@ def test_what_does_not_do(a: Any, b: Any, more: dict[str, Any], error: type[Exce
 @needs_triton
 @pytest.mark.timeout(LIMIT_S + 20)
 def test_the_kernels_signals_in_the_interpreter() -> None:
-    assert "3 signaled products" in said(start("tests.helpers.tile_signaled", interprets=True))
+    assert "3 signaled products" in said(run("tests.helpers.tile_signaled", interprets=True))
