@@ -109,7 +109,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_version(tmp_path: Path) -> None:
-    done = crossfade_command("--version", folder=tmp_path)
+    done = crossfade_command("--version", folder=tmp_path, imported=())
     assert (done.returncode, done.stdout, done.stderr) == (0, f"crossfade {crossfade.__version__} ({BUILD})\n", "")
 
 
@@ -279,7 +279,7 @@ def processes_of_session(session: int) -> list[str]:
 def test_ctrl_c_inside_an_exec_of_text_exits_130(tmp_path: Path) -> None:
     """`python -m` ends itself by SIGINT where such an interrupt was the last thing that an exec saw."""
     (tmp_path / "interrupted.py").write_text("def chain():\n    exec('raise KeyboardInterrupt')\n")
-    done = crossfade_command("plan", "interrupted:chain", folder=tmp_path)
+    done = crossfade_command("plan", "interrupted:chain", folder=tmp_path, imported=())
     assert done.returncode == 130, done.stderr
 
 

@@ -20,9 +20,9 @@ from crossfade.pipelines.shared import sync_shared_gradients
 from crossfade.pipelines.stages import with_contiguous_gradient
 from tests.helpers.command_line import crossfade_command
 from tests.helpers.pipeline_cases import PROBLEMS, SIZE, seeded
+from tests.helpers.warm import TORCH_AND_COMPILERS
 
 Gradients = dict[str, Tensor]
-IMPORTED = ("torch", "torch.distributed.pipelining")
 
 
 def run_stages(cut: Split, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -195,7 +195,7 @@ def make():
 def test_the_command_shows_the_split_and_all_schedules(tmp_path: Path) -> None:
     (tmp_path / "models.py").write_text(MODELS)
     numbers = ("--stages", "4", "--microbatches", "8", "--ranks", "2")
-    done = crossfade_command("pipeline", "models:make", *numbers, folder=tmp_path, imported=IMPORTED)
+    done = crossfade_command("pipeline", "models:make", *numbers, folder=tmp_path, imported=TORCH_AND_COMPILERS)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "made"
@@ -208,7 +208,14 @@ def test_the_command_shows_the_split_and_all_schedules(tmp_path: Path) -> None:
 def test_a_mistake_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
     (tmp_path / "models.py").write_text(MODELS)
     done = crossfade_command(
-        "pipeline", "models:make", "--stages", "50", "--microbatches", "8", folder=tmp_path, imported=IMPORTED
+        "pipeline",
+        "models:make",
+        "--stages",
+        "50",
+        "--microbatches",
+        "8",
+        folder=tmp_path,
+        imported=TORCH_AND_COMPILERS,
     )
     assert done.returncode == 2
     assert done.stderr.startswith("error: the module of models:make cannot be cut: 50 stages need 49 cuts")

@@ -10,6 +10,7 @@ from tests.helpers import programs
 from tests.helpers.warm import warm_python
 
 SOURCE = Path(crossfade.__file__).parents[1]
+IMPORTED = ("cloudpickle", "msgspec", "numpy", "rich.console", "typer")
 LIMIT_S = 60
 MAIN = "from crossfade.cli.main import app; app(prog_name='crossfade')"
 
@@ -20,10 +21,10 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def crossfade_command(
-    *arguments: str, folder: Path, before: str = "", imported: tuple[str, ...] = ()
+    *arguments: str, folder: Path, before: str = "", imported: tuple[str, ...] = IMPORTED
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the command; with ``before``, after some Python; with ``imported``, where these modules are imported already."""
-    if imported:
-        return warm_python(imported, "-m", "crossfade", *arguments, cwd=folder, env=environment(), timeout_s=LIMIT_S)
+    """Runs the command, where these modules are imported already, or in a new interpreter; with ``before``, after some Python."""
     how = ["-c", f"{before}\n{MAIN}"] if before else ["-m", "crossfade"]
-    return programs.python(*how, *arguments, cwd=folder, env=environment(), timeout_s=LIMIT_S)
+    if not imported:
+        return programs.python(*how, *arguments, cwd=folder, env=environment(), timeout_s=LIMIT_S)
+    return warm_python(imported, *how, *arguments, cwd=folder, env=environment(), timeout_s=LIMIT_S)
