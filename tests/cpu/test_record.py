@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import sys
 import threading
 import time
@@ -29,6 +28,7 @@ from crossfade.profile.traces.record import Record
 from crossfade.profile.traces.roles import Role
 from tests.helpers.nvml import FakeNvml
 from tests.helpers.programs import environment as clean
+from tests.helpers.warm import TORCH_AND_COMPILERS, warm_python
 
 
 def contents(path: Path) -> dict[str, Any]:
@@ -210,19 +210,11 @@ sys.exit(int(sys.argv[2]))
 
 
 def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    import subprocess
-
     script = folder / "train.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "crossfade", "record", "-o", str(folder / "out"), *arguments[:-2], str(script)]
-    done = subprocess.run(
-        [*command, *arguments[-2:]],
-        capture_output=True,
-        text=True,
-        env={**clean(), "RANK": "3", "WORLD_SIZE": "4", "PATH": os.environ["PATH"]},
-        timeout=90,
-        check=False,
-    )
+    command = ["-m", "crossfade", "record", "-o", str(folder / "out"), *arguments[:-2], str(script), *arguments[-2:]]
+    variables = clean(RANK="3", WORLD_SIZE="4")
+    done = warm_python(TORCH_AND_COMPILERS, *command, cwd=folder, env=variables, timeout_s=90)
     return done.returncode, done.stdout, done.stderr
 
 
