@@ -7,17 +7,15 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import crossfade
-from tests.helpers.programs import environment, python
+from tests.helpers.programs import python
 from tests.helpers.sessions import TORCH
 from tests.helpers.threads import together
-from tests.helpers.warm import warm_python
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -168,10 +166,7 @@ ENDINGS = ["", "graph.teardown()", "crossfade.shutdown()", "del graph"]
 def _end(ending: str, is_tensor: bool) -> subprocess.CompletedProcess[str]:
     value = "torch.full((5000,), float(number))" if is_tensor else "np.full(5000, number)"
     code = AT_EXIT.format(torch="import torch" if is_tensor else "", value=value, ending=ending)
-    if not is_tensor:
-        return python("-c", code, timeout_s=110)
-    variables = environment(CROSSFADE_PRELOAD=",".join(TORCH))
-    return warm_python(TORCH, "-c", code, cwd=Path.cwd(), env=variables, timeout_s=110)
+    return python("-c", code, timeout_s=110)
 
 
 @pytest.mark.timeout(240)

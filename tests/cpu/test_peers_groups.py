@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from crossfade import ops, peers
 from crossfade.errors import ChannelClosed, DeviceError
 from crossfade.peers import groups, keys
 from crossfade.peers.groups import find_group, key_of
-from tests.helpers.device_pair import context, run_workers
+from tests.helpers.device_pair import run_workers
 from tests.helpers.ranks import join_world
 
 
@@ -249,7 +250,8 @@ def _slow(rank: int, folder: str) -> None:
 
 def test_ranks_end_without_a_word(tmp_path: Path) -> None:
     """Nobody closes anything: the process that is done first waits for the other one's last call."""
-    processes = [context().Process(target=_slow, args=(rank, str(tmp_path))) for rank in range(2)]
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_slow, args=(rank, str(tmp_path))) for rank in range(2)]
     for process in processes:
         process.start()
     for process in processes:
