@@ -48,7 +48,7 @@ class P2P:
             NCCL's does. A value that does not come makes all later calls raise (`check`). All ranks give the same.
         buffer_bytes: what values may take that are copied before the receiver asks for them (CPU tensors, GPU tensors of up to
             1 MB, or an eighth of this where streams wait, or in memory that cannot be exported, all that is staged), in memory of
-            the host and of the GPU each. Sends beyond that wait for their receives.
+            the host and of the GPU each. Sends beyond that wait for their receives. Where streams wait, as much again for receives.
         timeout_s: the longest that a call waits for other ranks' hosts.
 
     Raises:
@@ -313,7 +313,8 @@ class P2P:
         Raises:
             ChannelBroken, ChannelError: it names the rank.
         """
-        self._waiting.bury()
+        if self._pairs:
+            self._waiting.bury()
         for rank, pair in enumerate(self._pairs):
             if pair.is_dying():
                 self._on_death(rank)
