@@ -221,7 +221,7 @@ def test_a_stream_is_let_go_when_its_value_does_not_come(how: str) -> None:
             kind = ChannelBroken
     assert word.is_released
     assert isinstance(receive.error, kind)
-    assert isinstance(pair.lost, kind), "the program has waited for it already: the next call tells"
+    assert isinstance(pair.carrier.lost, kind), "the program has waited for it already: the next call tells"
 
 
 def test_a_stream_that_waits_too_long_is_let_go() -> None:

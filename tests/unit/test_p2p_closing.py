@@ -98,7 +98,7 @@ class Copied(Carrier):
         else:
             self.pull(receive, number, window)
 
-    def land_beside(self, receive: Receive) -> None:
+    def land_beside(self, receive: Receive, *, may_wait: bool) -> None:
         window, receive.landing = receive.landing, None
         assert isinstance(window, Window)
         self._landings.remove(receive)

@@ -76,6 +76,7 @@ class Carrier:
 
     def __init__(self) -> None:
         self.death: Exception | None = None  # of the other rank
+        self.lost: Exception | None = None  # why a stream waited ahead for what did not come
         self.num_pushed = self.num_pulled = self.num_lent = self.num_copied_first = 0
         self.num_ahead = self.num_bytes = 0
 
@@ -132,8 +133,10 @@ class Carrier:
         """The same for a posted value that the other rank is certain to push, if it lands in a cell of this rank's."""
         raise NotImplementedError
 
-    def land_beside(self, receive: Receive) -> None:
-        """The same on a stream of ours, behind what the tensor was used for. It may be left undone while that is captured."""
+    def land_beside(self, receive: Receive, *, may_wait: bool) -> None:
+        """The same on a stream of ours, behind what the tensor was used for. It may be left undone while that is captured, and
+        until the value has come, unless the stream ``may_wait``.
+        """
         raise NotImplementedError
 
     def landings(self) -> list[Receive]:
@@ -145,9 +148,14 @@ class Carrier:
         """Whether there are any."""
         return False
 
-    def lent_landings(self) -> Sequence[Receive]:
-        """Those out of their senders' own memory, who may wait for them."""
+    def late_landings(self) -> Sequence[Receive]:
+        """Those that are to be landed as soon as they have come."""
         return ()
+
+    @property
+    def is_owing(self) -> bool:
+        """Whether the other rank waits for any of these."""
+        return False
 
     # Both
 

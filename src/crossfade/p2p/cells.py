@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final, NamedTuple, Protocol
 
-from crossfade.device.memory import BLOCK_BYTES, Block, Pool
+from crossfade.device.memory import Block, Pool
 from crossfade.errors import DeviceError
 from crossfade.host.memory import align
 from crossfade.p2p.letters import Exported
@@ -39,7 +39,7 @@ class Cell:
         self.address = address
         self.size_bytes = size_bytes
         self.place = place
-        self.block = block  # its own, where it is long; then it may serve a value of another length next
+        self.block = block  # its own, where it is long
         self._cells = cells
 
     def release(self) -> None:
@@ -87,26 +87,31 @@ class Cells:
             if is_urgent:
                 raise
             return None
-        self.used_bytes += length
+        self.used_bytes += cell.size_bytes
         return cell
 
     def _take(self, length: int) -> Cell:
         while self.ended:
             self._num_owned -= 1
             self._free(self.ended.popleft())
-        is_long = length > _LARGEST_CELL_BYTES
-        if spare := self._spare.setdefault(align(length, BLOCK_BYTES) if is_long else length, []):
-            cell = spare.pop()
-            cell.size_bytes = length
-            return cell
-        if is_long:
-            block = self._pool.take(length, "a value", _USER, gives_back=False)
-            self._blocks.append(block)
-            return Cell(self, block.address, length, self._place(block.address, length), block)
+        if length > _LARGEST_CELL_BYTES:
+            return self._take_long(length)
+        if spare := self._spare.setdefault(length, []):
+            return spare.pop()
         if (uncut := next(self._uncut.get(length, _NONE), None)) is not None:
             return uncut
         self._uncut[length] = self._cut(length)
         return next(self._uncut[length])
+
+    def _take_long(self, length: int) -> Cell:
+        """A block of its own; a spare one may be up to twice as long."""
+        blocks = [size for size, spare in self._spare.items() if spare and length <= size <= 2 * length]
+        if blocks:
+            return self._spare[min(blocks)].pop()
+        block = self._pool.take(length, "a value", _USER, gives_back=False)
+        self._blocks.append(block)
+        self._spare.setdefault(block.size_bytes, [])
+        return Cell(self, block.address, block.size_bytes, self._place(block.address, block.size_bytes), block)
 
     def _cut(self, length: int) -> Iterator[Cell]:
         """More cells of a length, each made when it is first needed: a slab has room for a thousand."""
@@ -127,7 +132,7 @@ class Cells:
         self._free(cell)
 
     def _free(self, cell: Cell) -> None:
-        self._spare[cell.size_bytes if cell.block is None else cell.block.size_bytes].append(cell)
+        self._spare[cell.size_bytes].append(cell)
 
     def close(self) -> None:
         """Gives all memory back; nothing may use it any more. Idempotent."""

@@ -87,7 +87,7 @@ class P2P:
         self._is_ahead = waiter is Waits.STREAM
         self._alarm = opened.own_alarm
         alarms = {pair.name: alarm for pair, alarm in zip(opened.pairs, opened.alarms, strict=True)}
-        self._waiting = Waiting(self._alarm, alarms, self.look, opened.pidfds, self._on_death)
+        self._waiting = Waiting(self._alarm, alarms, self.look, self._is_late, opened.pidfds, self._on_death)
         self._all = Pairs(opened.pairs, opened.rank, opened.sides.values(), timeout_s, self._waiting.too_late)
         self._lock = self._all.lock
         self._attendant = Attendant(
@@ -287,8 +287,12 @@ class P2P:
                     self._attendant.watch()
         return transfer.is_settled
 
+    def _is_late(self) -> bool:
+        return self._is_ahead and self._all.has_late_landings()
+
     def _tick(self) -> None:
         self.look()
+        self._waiting.bury()
         self._waiting.tell(self._all.awaited())
 
     def is_over(self, transfers: Sequence[Transfer]) -> bool:
@@ -348,6 +352,7 @@ class P2P:
             self._is_closing = True
         if not has_failed:
             self._waiting.until(lambda: not self._all.awaited(), self._timeout_s, lambda: "closes its communicator")
+        self._waiting.bury()
         with self._lock:
             for pair in self._pairs:
                 pair.leave(ChannelClosed("the communicator is closed", hint="open a new one with P2P(group)"))

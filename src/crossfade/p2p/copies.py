@@ -32,40 +32,18 @@ from typing import Final
 
 from crossfade.device.events import PooledEvent
 from crossfade.device.signals import Counter
+from crossfade.device.streams import Role
 from crossfade.errors import ChannelClosed
 from crossfade.marks import marked
 from crossfade.p2p.carrier import Carrier, Letters, Offer
 from crossfade.p2p.cells import Cell, Cells, Place
 from crossfade.p2p.letters import Exported, Forgotten, Pulled, Window
-from crossfade.p2p.memory import OpenedMemories, Shared
+from crossfade.p2p.memory import Shared
 from crossfade.p2p.transfer import OpenWindow, Receive, Send, Transfer
-from crossfade.p2p.windows import Counters, Windows
+from crossfade.p2p.windows import Ends
 
 SHORT_BYTES: Final = 64 << 10
 """A value of at most this length passes through a cell in memory of the host, which both ranks' current streams reach."""
-
-
-class Ends:
-    """Both ranks' windows, this one's memory that the other one reaches, and that one's, of one kind."""
-
-    def __init__(
-        self, shared: Shared, short: Shared, own: Counters, theirs: Counters, memories: OpenedMemories
-    ) -> None:
-        self.shared = shared
-        self.short = short  # for short values
-        self.windows = Windows(own)
-        self.theirs = theirs
-        self.memories = memories
-
-    def signals(self) -> list[Counter]:
-        """What the other rank sets and streams here may wait for. Any thread may ask."""
-        return [*self.windows.counters.all(), *self.theirs.all()]
-
-    def close(self) -> None:
-        self.windows.give_up()
-        self.memories.close()
-        self.windows.counters.close()
-        self.theirs.close()
 
 
 class Copies(Carrier):
@@ -89,11 +67,13 @@ class Copies(Carrier):
         self._letters = letters
         self._told: set[int] = set()  # memory that the other rank knows of
         self._landings: dict[Receive, None] = {}
-        self._lent_landings: dict[Receive, None] = {}  # those out of the sender's own memory
+        self._late: dict[
+            Receive, bool
+        ] = {}  # those that are to be pulled once they have come, and whether that is owed
         self._under_way: deque[Transfer] = deque()  # only devices are left to wait for; they use the tensors' memory
 
     def push(self, send: Send, window: Window) -> None:
-        stream = send.side.push_stream_beside(send.stream)
+        stream = send.side.stream_beside(Role.PUSH, send.stream)
         self._copy(send, window, send.ready(), stream, is_into=True)
         self.num_pushed += 1
 
@@ -101,21 +81,25 @@ class Copies(Carrier):
         if receive.size_bytes <= SHORT_BYTES:
             self._keep(receive, window)
         else:
-            self.pull(receive, number, window)
+            self._pull(receive, window, is_owed=window.is_lent)
 
     def pull(self, receive: Receive, number: int, window: Window) -> None:
+        self._pull(receive, window, is_owed=True)
+
+    def _pull(self, receive: Receive, window: Window, *, is_owed: bool) -> None:
+        """``is_owed``: its sender waits for that, or needs the window."""
         if receive.side.landed_bytes and not self._has_come(receive, window):
             self._keep(receive, window)
+            self._late[receive] = is_owed
             return
-        self._copy(receive, window, receive.free(), receive.side.pull_stream, is_into=False)
+        stream = receive.side.stream_beside(Role.DOWN, receive.stream)
+        self._copy(receive, window, receive.free(), stream, is_into=False)
         self._tell_of_pull(receive, window)
 
     def _keep(self, receive: Receive, window: Window | OpenWindow) -> None:
         """The value stays where it lies."""
         receive.landing = window
         self._landings[receive] = None
-        if isinstance(window, Window) and window.is_lent:
-            self._lent_landings[receive] = None
 
     def _has_come(self, receive: Receive, window: Window | OpenWindow) -> bool:
         """Whether the value lies where it is to be copied from."""
@@ -135,12 +119,12 @@ class Copies(Carrier):
             after = receive.free() if stream != receive.stream else None
             self._land(receive, window, after, stream)
 
-    def land_beside(self, receive: Receive) -> None:
+    def land_beside(self, receive: Receive, *, may_wait: bool) -> None:
         window, side = receive.landing, receive.side
-        if window is None or (side.landed_bytes and self.death is None and not self._has_come(receive, window)):
+        if window is None or (side.landed_bytes and not may_wait and not self._has_come(receive, window)):
             return
         if receive.is_free_known() or not side.driver.is_capturing(receive.stream):
-            self._land(receive, window, receive.free(), side.pull_stream)
+            self._land(receive, window, receive.free(), side.stream_beside(Role.DOWN, receive.stream))
 
     def land_ahead(self, receive: Receive) -> None:
         window, side = receive.window, receive.side
@@ -158,7 +142,7 @@ class Copies(Carrier):
         ends = self._ends[side.is_host]
         receive.landing = None
         self._landings.pop(receive, None)
-        self._lent_landings.pop(receive, None)
+        self._late.pop(receive, None)
         cell = landing.cell if isinstance(landing, OpenWindow) else None
         is_there = self._has_come(receive, landing)
         if self.death is not None and not is_there:
@@ -194,8 +178,12 @@ class Copies(Carrier):
     def has_landings(self) -> bool:
         return bool(self._landings)
 
-    def lent_landings(self) -> Sequence[Receive]:
-        return tuple(self._lent_landings)
+    def late_landings(self) -> Sequence[Receive]:
+        return tuple(self._late)
+
+    @property
+    def is_owing(self) -> bool:
+        return any(self._late.values())
 
     @marked("copy")
     def _copy(self, transfer: Transfer, window: Window, after: PooledEvent, stream: int, *, is_into: bool) -> None:
@@ -273,7 +261,7 @@ class Copies(Carrier):
         is_beside = is_urgent or (shared.is_staged and size_bytes > SHORT_BYTES)
         stream = send.stream
         if is_beside:
-            stream = side.push_stream_beside(stream, self)  # requests come in the other rank's order
+            stream = side.stream_beside(Role.PUSH, stream, self)  # requests come in the other rank's order
             send.ready().hold(stream)
         pieces = _pieces(shared, size_bytes)
         window = windows.open(len(pieces), number, send, cell)
@@ -368,6 +356,8 @@ class Copies(Carrier):
         for transfer in tuple(self._under_way):
             if not transfer.is_copied():
                 transfer.error = copy(death)
+                if isinstance(transfer, Receive) and transfer.ahead is not None:
+                    self.lost = self.lost or death
 
     def signals(self) -> list[Counter]:
         return [signal for ends in self._ends.values() for signal in ends.signals()]
@@ -377,7 +367,7 @@ class Copies(Carrier):
             receive.landing = None
             receive.fail(ChannelClosed("the communicator was closed before the value was taken"))
         self._landings.clear()
-        self._lent_landings.clear()
+        self._late.clear()
         while self._under_way:  # of a rank that has died
             self._under_way.popleft().let_go()
         for ends in self._ends.values():

@@ -157,7 +157,9 @@ class Shared:
     def close(self) -> None:
         """Gives everything back; nothing may be under way. Memory in which tensors live stays until the process ends."""
         self.landing.close()
-        if not self.cells.are_lived_in:
+        if self.cells.are_lived_in:
+            self.pool.trim()
+        else:
             self.cells.close()
             self.pool.close()
 
@@ -182,20 +184,20 @@ class Side:
         self.streams = Streams(driver)
         self.push_stream = self.streams.get(Role.PUSH)
         self.pull_stream = self.streams.get(Role.DOWN)
-        self._push_streams: dict[tuple[int, int], int] = {}  # by the program's, and who uses it
+        self._beside: dict[tuple[Role, int, int], int] = {}  # by what for, the program's, and who uses it
         self.awaiting = [self.push_stream, self.pull_stream]  # streams that may wait for other ranks
 
-    def push_stream_beside(self, stream: int, user: object = None) -> int:
-        """The stream of ours for copies behind a stream of the program's. Where that may wait ahead, there is one for each; and one
-        more for each ``user`` whose copies are not enqueued in the program's order.
+    def stream_beside(self, role: Role, stream: int, user: object = None) -> int:
+        """The stream of ours for pushes or pulls behind a stream of the program's. Where that may wait ahead, there is one for
+        each, and one more for each ``user`` whose copies are not enqueued in the program's order.
         """
         if not self.landed_bytes:
-            return self.push_stream
-        key = stream, id(user)
-        if key not in self._push_streams:
-            made = self._push_streams[key] = self.streams.get(Role.PUSH, f"beside {len(self._push_streams)}")
+            return self.push_stream if role is Role.PUSH else self.pull_stream
+        key = role, stream, id(user)
+        if key not in self._beside:
+            made = self._beside[key] = self.streams.get(role, f"beside {len(self._beside)}")
             self.awaiting.append(made)
-        return self._push_streams[key]
+        return self._beside[key]
 
     def join(self) -> int:
         """The current stream, which is going to wait for other ranks."""

@@ -18,12 +18,12 @@ from crossfade.host.memory import Memory
 from crossfade.host.processes import open_pidfd
 from crossfade.host.tcp import Stream, open_streams
 from crossfade.p2p.board import Alarm, BoardLayout, NearLetters, SendMark, format_board
-from crossfade.p2p.copies import Copies, Ends
+from crossfade.p2p.copies import Copies
 from crossfade.p2p.far import FarCopies
 from crossfade.p2p.memory import OpenedMemories, Side
 from crossfade.p2p.pair import Pair
 from crossfade.p2p.payload import Transport, Waits
-from crossfade.p2p.windows import Counters
+from crossfade.p2p.windows import Counters, Ends
 from crossfade.p2p.wire import Wire
 from crossfade.peers.rendezvous import Party, Ranks, meet_near
 from crossfade.topology import LinkKind

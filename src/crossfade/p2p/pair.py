@@ -50,7 +50,6 @@ class Pair:
         self.name = name
         self._mark = mark  # where either rank's streams may wait ahead
         self._is_marked = False  # until letters have room
-        self.lost: Exception | None = None  # why a stream waited ahead for what did not come
         self._pid = pid
         self.ended: Exception | None = None  # why this side begins no transfer any more
         self._is_closed = False  # the other rank begins none any more
@@ -161,7 +160,7 @@ class Pair:
     @property
     def is_owing(self) -> bool:
         """Whether the other rank waits, or may come to wait, for this one's host."""
-        if self._pending.has_any_without_window or self._awaited or self.carrier.lent_landings():
+        if self._pending.has_any_without_window or self._awaited or self.carrier.is_owing:
             return True
         waiting = self._incoming.waiting() if self._incoming.num_unposted else []
         return any(receive.window is None and receive.size_bytes > receive.side.landed_bytes for receive in waiting)
@@ -218,14 +217,14 @@ class Pair:
         except DeviceError as error:
             self._break(receive, error)
 
-    def land_all(self) -> None:
+    def land_all(self, *, may_wait: bool = True) -> None:
         """Copies all such values, on streams of ours."""
-        self._land_beside(self.carrier.landings())
+        self._land_beside(self.carrier.landings(), may_wait=may_wait)
 
-    def _land_beside(self, receives: Iterable[Receive]) -> None:
+    def _land_beside(self, receives: Iterable[Receive], *, may_wait: bool) -> None:
         for receive in receives:
             try:
-                self.carrier.land_beside(receive)
+                self.carrier.land_beside(receive, may_wait=may_wait)
             except DeviceError as error:
                 self._break(receive, error)
 
@@ -255,7 +254,7 @@ class Pair:
         if self._letters.flush() and self._is_marked:
             self.end_send()
         self.carrier.collect()
-        self._land_beside(self.carrier.lent_landings())
+        self._land_beside(self.carrier.late_landings(), may_wait=False)
         failure = self.carrier.failure()
         if failure is not None and self.carrier.death is None:
             self.on_death(failure)
@@ -368,12 +367,13 @@ class Pair:
     def _fail(self, transfers: Iterable[Transfer], error: Exception) -> None:
         for transfer in transfers:
             if isinstance(transfer, Receive) and transfer.ahead is not None:
-                self.lost = self.lost or error  # before the stream is let go
+                self.carrier.lost = self.carrier.lost or self.carrier.death or error  # before the stream is let go
             transfer.fail(copy(error))
 
     def give_up(self, error: Exception) -> None:
         """A stream has waited ahead for too long: all that waits fails, and the other rank is to send no more."""
         self.ended = self.ended or error
+        self.land_all()  # whose senders hear of it before they hear of the end
         self._letters.put(Closed())
         self._fail(self._incoming.waiting(), error)
 

@@ -103,10 +103,19 @@ class Pairs:
     def check(self) -> None:
         """Raises if a stream has waited ahead for what did not come: what the program has computed from it is not valid."""
         with self.lock:
-            self._lost = self._lost or next((pair.lost for pair in self.each if pair.lost is not None), None)
+            self._lost = self._lost or self._find_lost()
             if self._lost is not None:
                 self.has_told = True
                 raise copy(self._lost)
+
+    def _find_lost(self) -> Exception | None:
+        lost = (pair.carrier.lost for pair in self.each)
+        return next((error for error in lost if error is not None), None)
+
+    def has_late_landings(self) -> bool:
+        """Whether values are to be copied as soon as a device says that they have come, which wakes nobody."""
+        with self.lock:
+            return any([pair.carrier.late_landings() for pair in self._in_use])
 
     def is_quiet(self) -> bool:
         """Whether no other rank waits for what this process's host still has to do."""
@@ -118,7 +127,7 @@ class Pairs:
         with self.lock:
             if not self.is_closed:
                 for pair in self.each:
-                    pair.land_all()
+                    pair.land_all(may_wait=False)
             return self.is_quiet()
 
     def land(self, transfer: Transfer) -> bool:
@@ -136,14 +145,14 @@ class Pairs:
             if isinstance(transfer, Receive) and transfer.is_to_land():
                 with self.lock:
                     if self.each:
-                        self.each[transfer.rank].land_all()
+                        self.each[transfer.rank].land_all(may_wait=False)
             if transfer.error is None and not (transfer.is_enqueued and transfer.is_copied()):
                 return False
         return True
 
     def forget(self) -> None:
         """The pairs are closed, and their memory can go."""
-        self._lost = self._lost or next((pair.lost for pair in self.each if pair.lost is not None), None)
+        self._lost = self._lost or self._find_lost()
         self.each, self._in_use = [], []
         self._unused, self._unheard = {}, {}
         self._ahead.clear()

@@ -20,10 +20,13 @@ _REST_S = 0.005
 _SLICE_S = 0.2
 """The longest sleep: how soon the death of another rank is noticed."""
 
+_LATE_S = 0.002
+"""The longest sleep while a device is to tell that a value has come."""
+
 
 class Waiting:
-    """The waits of one rank. ``look`` handles what has come; ``pidfds``: of the other ranks, by rank; ``alarms``: of all ranks,
-    by name, None for those of other hosts.
+    """The waits of one rank. ``look`` handles what has come; ``is_late``: whether a device is to tell of more; ``pidfds``: of the
+    other ranks, by rank; ``alarms``: of all ranks, by name, None for those of other hosts.
     """
 
     def __init__(
@@ -31,12 +34,14 @@ class Waiting:
         alarm: Alarm,
         alarms: Mapping[str, Alarm | None],
         look: Callable[[], bool],
+        is_late: Callable[[], bool],
         pidfds: Mapping[int, int],
         on_death: Callable[[int], None],
     ) -> None:
         self._alarm = alarm
         self._alarms = dict(alarms)
         self._look = look
+        self._is_late = is_late
         self._on_death = on_death
         self._ranks = {pidfd: rank for rank, pidfd in pidfds.items()}
         self._poller = select.poll()
@@ -97,7 +102,7 @@ class Waiting:
         try:
             self._alarm.status = what()
             while (left_s := deadline - time.monotonic()) > 0:
-                if self._sleep(ready, min(left_s, _SLICE_S)):
+                if self._sleep(ready, min(left_s, self._slice_s())):
                     return True
             return ready()
         finally:
@@ -113,7 +118,10 @@ class Waiting:
             while self._num_program:
                 self._changed.wait(_REST_S)
         while not ready():
-            self._sleep(ready, _SLICE_S)
+            self._sleep(ready, self._slice_s())
+
+    def _slice_s(self) -> float:
+        return _LATE_S if self._is_late() else _SLICE_S
 
     def bury(self) -> None:
         """Notices ranks that have died."""

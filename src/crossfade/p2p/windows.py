@@ -10,6 +10,7 @@ from crossfade.device.signals import Counter, HostBoard
 from crossfade.host.memory import Memory
 from crossfade.p2p.board import NUM_WINDOWS
 from crossfade.p2p.cells import Cell
+from crossfade.p2p.memory import OpenedMemories, Shared
 from crossfade.p2p.transfer import OpenWindow, Receive, Send
 
 _NUM_KEPT: Final = 16
@@ -110,3 +111,26 @@ class Windows:
 def _is_copied_out(receive: Receive | None) -> bool:
     """Whether a receive has copied its value out of its cell. If it failed, the other rank may still write there."""
     return receive is None or (receive.is_enqueued and receive.error is None and receive.is_copied())
+
+
+class Ends:
+    """Both ranks' windows, this one's memory that the other one reaches, and that one's, of one kind."""
+
+    def __init__(
+        self, shared: Shared, short: Shared, own: Counters, theirs: Counters, memories: OpenedMemories
+    ) -> None:
+        self.shared = shared
+        self.short = short  # for short values
+        self.windows = Windows(own)
+        self.theirs = theirs
+        self.memories = memories
+
+    def signals(self) -> list[Counter]:
+        """What the other rank sets and streams here may wait for. Any thread may ask."""
+        return [*self.windows.counters.all(), *self.theirs.all()]
+
+    def close(self) -> None:
+        self.windows.give_up()
+        self.memories.close()
+        self.windows.counters.close()
+        self.theirs.close()
