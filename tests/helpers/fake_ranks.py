@@ -97,7 +97,7 @@ class Rank:
             ends = {False: Ends(side.direct, side.short, own, theirs, memories)}
             mark = NoMark() if how.is_ahead and other != number else None
             each.append(Pair(f"rank {other}", None, post, Copies(ends, post), mark))
-        self.pairs = Pairs(each, number, [side], 1e9, lambda what, _: ChannelTimeout(what))
+        self.pairs = Pairs(each, [side], 1e9, lambda what, _: ChannelTimeout(what))
 
     @property
     def num_ahead(self) -> int:
@@ -144,7 +144,7 @@ class Rank:
             if self.is_ahead and isinstance(transfer, Receive):
                 self.pairs.land_ahead(transfer)
             if not transfer.is_settled:
-                is_quick = polls or self.pairs.has_late_landings()
+                is_quick = polls or self.pairs.has_landings_to_come()
                 yield None if is_quick else Until(f"a letter for {self.name}", self.has_letters)
         assert transfer.error is None, transfer.error
         if not self.pairs.land(transfer):

@@ -99,7 +99,7 @@ class Counter:
         """Enqueues: say that so many are done."""
         self._driver.write_value(stream, self.address, value & _MASK)
 
-    def tell(self, value: int) -> None:
+    def set_from_host(self, value: int) -> None:
         """Says that so many are done, from the host: no stream has anything to do with it."""
         self._board.poke(self._index, value & _MASK)
 

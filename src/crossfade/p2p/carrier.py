@@ -148,12 +148,12 @@ class Carrier:
         """Whether there are any."""
         return False
 
-    def late_landings(self) -> Sequence[Receive]:
+    def landings_to_come(self) -> Sequence[Receive]:
         """Those that are to be landed as soon as they have come."""
         return ()
 
     @property
-    def is_owing(self) -> bool:
+    def is_waited_for(self) -> bool:
         """Whether the other rank waits for any of these."""
         return False
 

@@ -87,8 +87,8 @@ class P2P:
         self._is_ahead = waiter is Waits.STREAM
         self._alarm = opened.own_alarm
         alarms = {pair.name: alarm for pair, alarm in zip(opened.pairs, opened.alarms, strict=True)}
-        self._waiting = Waiting(self._alarm, alarms, self.look, self._is_late, opened.pidfds, self._on_death)
-        self._all = Pairs(opened.pairs, opened.rank, opened.sides.values(), timeout_s, self._waiting.too_late)
+        self._waiting = Waiting(self._alarm, alarms, self.look, self._has_more_to_come, opened.pidfds, self._on_death)
+        self._all = Pairs(opened.pairs, opened.sides.values(), timeout_s, self._waiting.too_late)
         self._lock = self._all.lock
         self._attendant = Attendant(
             [side.driver for side in self._sides.values()],
@@ -287,13 +287,13 @@ class P2P:
                     self._attendant.watch()
         return transfer.is_settled
 
-    def _is_late(self) -> bool:
-        return self._is_ahead and self._all.has_late_landings()
+    def _has_more_to_come(self) -> bool:
+        return self._is_ahead and self._all.has_landings_to_come()
 
     def _tick(self) -> None:
         self.look()
         self._waiting.bury()
-        self._waiting.tell(self._all.awaited())
+        self._waiting.set_status(self._all.awaited())
 
     def is_over(self, transfers: Sequence[Transfer]) -> bool:
         """Whether the copies of transfers have been made, or cannot be made any more; waits for nothing."""
@@ -323,7 +323,7 @@ class P2P:
             if pair.is_dying():
                 self._on_death(rank)
             if pair.carrier.death is not None:
-                self._all.has_told = True
+                self._all.has_raised = True
                 raise copy(pair.carrier.death)
         self._all.check()
 
@@ -369,7 +369,7 @@ class P2P:
         self._waiting.close()
         if not is_closed:
             raise ChannelTimeout(f"not all ranks closed their communicators within {self._timeout_s:g} s{late}")
-        if not self._all.has_told:
+        if not self._all.has_raised:
             self._all.check()
 
     def _have_all_closed(self) -> bool:

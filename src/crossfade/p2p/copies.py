@@ -67,9 +67,8 @@ class Copies(Carrier):
         self._letters = letters
         self._told: set[int] = set()  # memory that the other rank knows of
         self._landings: dict[Receive, None] = {}
-        self._late: dict[
-            Receive, bool
-        ] = {}  # those that are to be pulled once they have come, and whether that is owed
+        # Those that are to be pulled once they have come, and whether their sender waits for that.
+        self._to_come: dict[Receive, bool] = {}
         self._under_way: deque[Transfer] = deque()  # only devices are left to wait for; they use the tensors' memory
 
     def push(self, send: Send, window: Window) -> None:
@@ -81,16 +80,16 @@ class Copies(Carrier):
         if receive.size_bytes <= SHORT_BYTES:
             self._keep(receive, window)
         else:
-            self._pull(receive, window, is_owed=window.is_lent)
+            self._pull(receive, window, is_waited_for=window.is_lent)
 
     def pull(self, receive: Receive, number: int, window: Window) -> None:
-        self._pull(receive, window, is_owed=True)
+        self._pull(receive, window, is_waited_for=True)
 
-    def _pull(self, receive: Receive, window: Window, *, is_owed: bool) -> None:
-        """``is_owed``: its sender waits for that, or needs the window."""
+    def _pull(self, receive: Receive, window: Window, *, is_waited_for: bool) -> None:
+        """``is_waited_for``: its sender waits for that, or needs the window."""
         if receive.side.landed_bytes and not self._has_come(receive, window):
             self._keep(receive, window)
-            self._late[receive] = is_owed
+            self._to_come[receive] = is_waited_for
             return
         stream = receive.side.stream_beside(Role.DOWN, receive.stream)
         self._copy(receive, window, receive.free(), stream, is_into=False)
@@ -130,7 +129,6 @@ class Copies(Carrier):
         window, side = receive.window, receive.side
         if window is not None and window.cell is not None:
             stream = side.join()
-            receive.landing = window
             receive.ahead = self._ends[side.is_host].windows.counters.done(window.word)
             self._land(receive, window, receive.free() if stream != receive.stream else None, stream)
             self.num_ahead += 1
@@ -142,7 +140,7 @@ class Copies(Carrier):
         ends = self._ends[side.is_host]
         receive.landing = None
         self._landings.pop(receive, None)
-        self._late.pop(receive, None)
+        self._to_come.pop(receive, None)
         cell = landing.cell if isinstance(landing, OpenWindow) else None
         is_there = self._has_come(receive, landing)
         if self.death is not None and not is_there:
@@ -178,12 +176,12 @@ class Copies(Carrier):
     def has_landings(self) -> bool:
         return bool(self._landings)
 
-    def late_landings(self) -> Sequence[Receive]:
-        return tuple(self._late)
+    def landings_to_come(self) -> Sequence[Receive]:
+        return tuple(self._to_come)
 
     @property
-    def is_owing(self) -> bool:
-        return any(self._late.values())
+    def is_waited_for(self) -> bool:
+        return any(self._to_come.values())
 
     @marked("copy")
     def _copy(self, transfer: Transfer, window: Window, after: PooledEvent, stream: int, *, is_into: bool) -> None:
@@ -222,7 +220,7 @@ class Copies(Carrier):
             ready.set(receive.stream, window.uses)
         else:  # nothing uses the cell
             receive.cell, window.receive = None, receive
-            ready.tell(window.uses)
+            ready.set_from_host(window.uses)
         return _as_letter(place, window, is_lent=True)
 
     def unplace(self, receive: Receive) -> None:
@@ -367,7 +365,7 @@ class Copies(Carrier):
             receive.landing = None
             receive.fail(ChannelClosed("the communicator was closed before the value was taken"))
         self._landings.clear()
-        self._late.clear()
+        self._to_come.clear()
         while self._under_way:  # of a rank that has died
             self._under_way.popleft().let_go()
         for ends in self._ends.values():

@@ -158,9 +158,9 @@ class Pair:
         return not self._mark.is_other_sending()
 
     @property
-    def is_owing(self) -> bool:
+    def is_waited_for(self) -> bool:
         """Whether the other rank waits, or may come to wait, for this one's host."""
-        if self._pending.has_any_without_window or self._awaited or self.carrier.is_owing:
+        if self._pending.has_any_without_window or self._awaited or self.carrier.is_waited_for:
             return True
         waiting = self._incoming.waiting() if self._incoming.num_unposted else []
         return any(receive.window is None and receive.size_bytes > receive.side.landed_bytes for receive in waiting)
@@ -254,7 +254,7 @@ class Pair:
         if self._letters.flush() and self._is_marked:
             self.end_send()
         self.carrier.collect()
-        self._land_beside(self.carrier.late_landings(), may_wait=False)
+        self._land_beside(self.carrier.landings_to_come(), may_wait=False)
         failure = self.carrier.failure()
         if failure is not None and self.carrier.death is None:
             self.on_death(failure)
@@ -343,8 +343,8 @@ class Pair:
     @property
     def is_quiet(self) -> bool:
         """Whether the other rank waits for nothing that this process's host still has to do."""
-        is_owing = self._pending.has_any_without_window or self._awaited
-        is_busy = is_owing or self.carrier.has_landings or self._incoming.num_unposted
+        is_waited_for = self._pending.has_any_without_window or self._awaited
+        is_busy = is_waited_for or self.carrier.has_landings or self._incoming.num_unposted
         return not is_busy and self._letters.flush()
 
     def is_dying(self) -> bool:

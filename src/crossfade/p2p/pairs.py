@@ -15,13 +15,12 @@ from crossfade.p2p.transfer import Receive, Transfer
 
 class Pairs:
     """Any thread may use it: ``lock`` is held while one works on pairs. ``each``: by rank, this one's with itself among them.
-    ``own``: this one. A stream waits ahead for ``limit_s`` seconds; ``too_late``: the error for what has not come by then.
+    A stream waits ahead for ``limit_s`` seconds; ``too_late``: the error for what has not come by then.
     """
 
     def __init__(
         self,
         pairs: list[Pair],
-        own: int,
         sides: Iterable[Side],
         limit_s: float,
         too_late: Callable[[str, float], Exception],
@@ -30,16 +29,13 @@ class Pairs:
         self.each = pairs
         self._in_use: list[Pair] = []
         self._unused = dict(enumerate(pairs))  # by rank: nothing has begun here, and nothing has come
-        self._unheard = {
-            rank: pair for rank, pair in self._unused.items() if rank != own
-        }  # those that others may begin
         self.is_closed = False
         self._sides = list(sides)
         self._too_late = too_late
         self._limit_s = limit_s
         self._ahead: deque[tuple[float, Receive]] = deque()  # receives for which a stream waits ahead, and until when
         self._lost: Exception | None = None
-        self.has_told = False  # that something was lost
+        self.has_raised = False  # that something was lost
 
     def use(self, ranks: Sequence[int]) -> None:
         """Transfers with these ranks are about to begin. Before that, a look at a pair is one for letters."""
@@ -47,7 +43,6 @@ class Pairs:
             if rank in self._unused:
                 with self.lock:
                     if (pair := self._unused.pop(rank, None)) is not None:
-                        self._unheard.pop(rank, None)
                         self._in_use.append(pair)
 
     def look(self) -> bool:
@@ -61,8 +56,8 @@ class Pairs:
                     memory = side.forgotten.pop()
                     for pair in self.each:
                         pair.carrier.forget(memory)
-            if self._unheard:
-                self.use([rank for rank, pair in self._unheard.items() if pair.has_letters()])
+            if self._unused:
+                self.use([rank for rank, pair in self._unused.items() if pair.has_letters()])
             for pair in self._in_use:
                 if pair.progress():
                     has_come = True
@@ -77,7 +72,7 @@ class Pairs:
             if not (self.each and self.each[receive.rank].pushes_next()):
                 return False
             self.look()  # what was announced before the mark went down
-            if not (receive.is_settled or any([pair.is_owing for pair in self._in_use])):
+            if not (receive.is_settled or any([pair.is_waited_for for pair in self._in_use])):
                 self.each[receive.rank].land_ahead(receive)
                 if receive.ahead is not None:
                     self._ahead.append((time.monotonic() + self._limit_s, receive))
@@ -105,17 +100,17 @@ class Pairs:
         with self.lock:
             self._lost = self._lost or self._find_lost()
             if self._lost is not None:
-                self.has_told = True
+                self.has_raised = True
                 raise copy(self._lost)
 
     def _find_lost(self) -> Exception | None:
         lost = (pair.carrier.lost for pair in self.each)
         return next((error for error in lost if error is not None), None)
 
-    def has_late_landings(self) -> bool:
+    def has_landings_to_come(self) -> bool:
         """Whether values are to be copied as soon as a device says that they have come, which wakes nobody."""
         with self.lock:
-            return any([pair.carrier.late_landings() for pair in self._in_use])
+            return any([pair.carrier.landings_to_come() for pair in self._in_use])
 
     def is_quiet(self) -> bool:
         """Whether no other rank waits for what this process's host still has to do."""
@@ -154,5 +149,5 @@ class Pairs:
         """The pairs are closed, and their memory can go."""
         self._lost = self._lost or self._find_lost()
         self.each, self._in_use = [], []
-        self._unused, self._unheard = {}, {}
+        self._unused = {}
         self._ahead.clear()

@@ -20,13 +20,13 @@ _REST_S = 0.005
 _SLICE_S = 0.2
 """The longest sleep: how soon the death of another rank is noticed."""
 
-_LATE_S = 0.002
+_DEVICE_S = 0.002
 """The longest sleep while a device is to tell that a value has come."""
 
 
 class Waiting:
-    """The waits of one rank. ``look`` handles what has come; ``is_late``: whether a device is to tell of more; ``pidfds``: of the
-    other ranks, by rank; ``alarms``: of all ranks, by name, None for those of other hosts.
+    """The waits of one rank. ``look`` handles what has come; ``has_more_to_come``: whether a device is to tell of more;
+    ``pidfds``: of the other ranks, by rank; ``alarms``: of all ranks, by name, None for those of other hosts.
     """
 
     def __init__(
@@ -34,14 +34,14 @@ class Waiting:
         alarm: Alarm,
         alarms: Mapping[str, Alarm | None],
         look: Callable[[], bool],
-        is_late: Callable[[], bool],
+        has_more_to_come: Callable[[], bool],
         pidfds: Mapping[int, int],
         on_death: Callable[[int], None],
     ) -> None:
         self._alarm = alarm
         self._alarms = dict(alarms)
         self._look = look
-        self._is_late = is_late
+        self._has_more_to_come = has_more_to_come
         self._on_death = on_death
         self._ranks = {pidfd: rank for rank, pidfd in pidfds.items()}
         self._poller = select.poll()
@@ -81,7 +81,7 @@ class Waiting:
             lines.append(f"\n{name} {status or 'does not wait in crossfade.p2p'}")
         return "".join(lines)
 
-    def tell(self, status: str) -> None:
+    def set_status(self, status: str) -> None:
         """Says what the rank waits for while no thread of its does."""
         if not self._num_program:
             self._alarm.status = status
@@ -121,7 +121,7 @@ class Waiting:
             self._sleep(ready, self._slice_s())
 
     def _slice_s(self) -> float:
-        return _LATE_S if self._is_late() else _SLICE_S
+        return _DEVICE_S if self._has_more_to_come() else _SLICE_S
 
     def bury(self) -> None:
         """Notices ranks that have died."""
