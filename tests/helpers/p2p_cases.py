@@ -201,6 +201,15 @@ def a_wait_that_is_too_long(device: str) -> None:
         assert p2p.recv_any(peer, tag=34).eq(1).all()
 
 
+def waits_that_differ(device: str) -> None:
+    """All ranks hear that they were opened differently."""
+    asked = ("host", "stream")[dist.get_rank() % 2]
+    with pytest.raises(ValueError, match=r"some ranks were opened with waits='stream', and some without\nhint: all"):
+        P2P(device=device, waits=asked)
+    with pytest.raises(ValueError, match=r"waits is 'long'\nhint: it is one of host, stream"):
+        P2P(device=device, waits="long")
+
+
 def two_threads(device: str) -> None:
     """Each talks to the other rank's thread of the same number, at the same time."""
     peer = _peer()
@@ -315,6 +324,7 @@ CASES: dict[str, Case] = {
         a_tensor_that_is_changed_after_the_wait,
         lengths_that_differ,
         a_wait_that_is_too_long,
+        waits_that_differ,
         two_threads,
         a_sender_that_is_busy_elsewhere,
         after_the_end,

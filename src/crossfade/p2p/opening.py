@@ -83,9 +83,9 @@ def open_ranks(
         is_direct = [transport is not Transport.STAGED] * num_ranks
         if device.type == "cuda":
             is_direct = _find_direct(ranks, parties, drivers[-1].device, transport)
-        is_ahead = waits is Waits.STREAM and device.type == "cuda" and _are_all_direct(ranks, parties, is_direct)
-        if len({tuple(row) for row in ranks.gather([int(waits is Waits.STREAM)])}) > 1:
+        if len({asked for (asked,) in ranks.gather([int(waits is Waits.STREAM)])}) > 1:
             raise ValueError("some ranks were opened with waits='stream', and some without\nhint: all give the same")
+        is_ahead = waits is Waits.STREAM and device.type == "cuda" and _are_all_direct(ranks, parties, is_direct)
         sides = {}
         for driver in drivers:
             landed_bytes = buffer_bytes // _NUM_LANDED if is_ahead and driver.device != HOST else 0
@@ -105,9 +105,8 @@ def open_ranks(
             name = f"rank {k} (process {party.pid})"
             rows = own, layout.letters_of(k), mapping, layout.letters_of(rank)
             letters = NearLetters(*rows, Alarm(mapping))
-            mark = (
-                SendMark(*rows) if is_ahead and k != rank else None
-            )  # what a rank sends to itself, its host must send
+            # Not with itself: what a rank sends to itself, its own host must send.
+            mark = SendMark(*rows) if is_ahead and k != rank else None
             ends = {}
             for is_host, side in sides.items():
                 is_staged = k != rank and not is_direct[k] and is_host == (device.type == "cpu")
