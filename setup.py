@@ -50,6 +50,7 @@ HOT = (
     "p2p/pair",
     "p2p/pairs",
     "p2p/transfer",
+    "p2p/under_way",
     "p2p/windows",
     "p2p/work",
     "runtime/bind",

@@ -7,6 +7,7 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from crossfade.device.staged_layout import StagedLayout
 from crossfade.errors import ChannelClosed, ChannelTimeout
 from crossfade.host.memory import Memory
 from crossfade.p2p.board import BoardLayout
@@ -58,11 +59,14 @@ class NoMark:
 
 
 class Setting(NamedTuple):
-    """How ranks are opened. ``is_ahead``: streams wait ahead; ``num_queues``: hardware queues of a GPU, None for one a stream."""
+    """How ranks are opened. ``is_ahead``: streams wait ahead; ``num_queues``: hardware queues of a GPU, None for one a stream;
+    ``is_staged``: GPUs do not reach each other.
+    """
 
     is_ahead: bool = False
     buffer_bytes: Sequence[int] = (PLENTY,)  # of each rank, the last one for those that are left
     num_queues: int | None = None
+    is_staged: bool = False
 
 
 class Rank:
@@ -81,6 +85,7 @@ class Rank:
         side = self.side = Side(driver, count(), buffer_bytes, landed_bytes=LONG if how.is_ahead else 0)
         side.current_stream = lambda: self.current
         side.lent_bytes = LONG + how.is_ahead
+        side.staged.layout = StagedLayout(chunk_bytes=SHORT_BYTES)  # more than one piece for all but short values
         self.posts = [Post(links[other, number], links[number, other]) for other in range(len(boards))]
         self.received: list[Receive] = []
         self.all = [self]
@@ -94,7 +99,8 @@ class Rank:
                 words = layout.words_for(number, is_host=False)
                 theirs = Counters(driver, boards[other], words, f"windows of rank {other} for {number}")
             memories = OpenedMemories((side.direct, side.staged), f"rank {other}", is_own=other == number)
-            ends = {False: Ends(side.direct, side.short, own, theirs, memories)}
+            shared = side.staged if how.is_staged and other != number else side.direct
+            ends = {False: Ends(shared, side.short, own, theirs, memories)}
             mark = NoMark() if how.is_ahead and other != number else None
             each.append(Pair(f"rank {other}", None, post, Copies(ends, post), mark))
         self.pairs = Pairs(each, [side], 1e9, lambda what, _: ChannelTimeout(what))

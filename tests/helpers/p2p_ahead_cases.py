@@ -15,7 +15,7 @@ from crossfade.errors import ChannelBroken, ChannelError, ChannelTimeout
 from crossfade.p2p import P2P
 from tests.helpers.p2p_cases import CASES as ALL
 from tests.helpers.p2p_cases import RANDOM
-from tests.helpers.p2p_programs import ahead
+from tests.helpers.p2p_programs import Way, ahead, over
 from tests.helpers.ranks import Case
 
 SIZE = 300_000
@@ -33,7 +33,7 @@ def hosts() -> Iterator[Callable[[], None]]:
 def opened(timeout_s: float = 20.0) -> Iterator[tuple[P2P, int, bool]]:
     """A communicator, this rank's partner, and whether this one receives."""
     rank = dist.get_rank()
-    with P2P(device="cuda", waits="stream", timeout_s=timeout_s) as p2p:
+    with P2P(device="cuda", transport=Way.transport, waits="stream", timeout_s=timeout_s) as p2p:
         yield p2p, rank ^ 1, rank % 2 == 0
 
 
@@ -124,7 +124,7 @@ def closed_meanwhile(device: str) -> None:
     """A rank that closes lets the other one's stream go, whose own `close` tells if nothing has."""
     rank = dist.get_rank()
     with hosts() as meet:
-        p2p = P2P(device="cuda", waits="stream")
+        p2p = P2P(device="cuda", transport=Way.transport, waits="stream")
         if rank % 2:
             meet()
             p2p.close()
@@ -166,3 +166,4 @@ CASES: dict[str, Case] = {
 }
 _OTHERS = {name: case for name, case in {**ALL, **RANDOM}.items() if name != "each_way"}  # which goes by cells only
 USUAL: dict[str, Case] = {name: partial(ahead, case) for name, case in _OTHERS.items()}
+STAGED: dict[str, Case] = {name: partial(over, "staged", case) for name, case in {**CASES, **USUAL}.items()}

@@ -131,8 +131,8 @@ def _open_p2p(device: str, transport: str, seed: int, num_ranks: int) -> P2P:
     return P2P(device=device, transport=transport, buffer_bytes=(1 << 16) * (seed % 3))
 
 
-def _open_ahead(seed: int, num_ranks: int) -> P2P:
-    return P2P(device="cuda", waits="stream")
+def _open_ahead(transport: str, seed: int, num_ranks: int) -> P2P:
+    return P2P(device="cuda", transport=transport, waits="stream")
 
 
 SUBJECTS: dict[str, tuple[Callable[[int, int], Any], Callable[..., None]]] = {
@@ -141,7 +141,8 @@ SUBJECTS: dict[str, tuple[Callable[[int, int], Any], Callable[..., None]]] = {
     "p2p_staged": (partial(_open_p2p, "cpu", "staged"), _run_p2p),
     FAR: (partial(_open_p2p, "cpu", "tcp"), _run_p2p),
     "p2p_gpu": (partial(_open_p2p, "cuda", "auto"), _run_p2p),  # all ranks share one GPU
-    "p2p_gpu_ahead": (_open_ahead, _run_p2p),
+    "p2p_gpu_ahead": (partial(_open_ahead, "auto"), _run_p2p),
+    "p2p_gpu_ahead_staged": (partial(_open_ahead, "staged"), _run_p2p),
     "p2p_gpu_staged": (partial(_open_p2p, "cuda", "staged"), _run_p2p),
 }
 

@@ -26,7 +26,8 @@ TestOf2, TestOf3 = (suite(_programs("auto", 1500), num_ranks, "cuda", limit_s=17
 TestStagedOf2, TestStagedOf3 = (
     suite(_programs("staged", 800), num_ranks, "cuda", limit_s=1700) for num_ranks in (2, 3)
 )
-TestAheadOf2 = suite(
-    {name: partial(ahead, case) for name, case in _programs("auto", 800).items()}, 2, "cuda", limit_s=1700
+TestAheadOf2, TestStagedAheadOf2 = (
+    suite({name: partial(ahead, case) for name, case in _programs(way, 800).items()}, 2, "cuda", limit_s=1700)
+    for way in ("auto", "staged")
 )
 TestFarOf2 = suite(_programs("tcp", 400), 2, "cuda", limit_s=1700)

@@ -90,6 +90,12 @@ class World:
         self.how = Setting(is_ahead, [buffer_bytes])
         self.num_ahead = 0  # of all runs
 
+    def staged(self, *, is_staged: bool) -> World:
+        """The same, where GPUs do or do not reach each other."""
+        world = World(self.steps, self.order)
+        world.how = self.how._replace(is_staged=is_staged)
+        return world
+
     def __call__(self, machine: Machine) -> dict[str, Program]:
         ranks = open_ranks(machine, 2, self.how)
         seen: list[list[bytes]] = [[] for _ in self.steps]
@@ -119,9 +125,10 @@ WORLDS = {
 }
 
 
+@pytest.mark.parametrize("is_staged", [False, True])
 @pytest.mark.parametrize("name", WORLDS)
-def test_nothing_races(name: str) -> None:
-    verdict = sample(WORLDS[name], range(60))
+def test_nothing_races(name: str, is_staged: bool) -> None:
+    verdict = sample(WORLDS[name].staged(is_staged=is_staged), range(60))
     assert verdict.is_ok, verdict
 
 
@@ -133,8 +140,9 @@ def test_nothing_races_where_values_are_lent() -> None:
     assert verdict.is_ok, verdict
 
 
+@pytest.mark.parametrize("is_staged", [False, True])
 @pytest.mark.parametrize("name", WORLDS)
-def test_a_missing_wait_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_wait_is_found(name: str, is_staged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """So these worlds would show a race."""
     monkeypatch.setattr(Counter, "wait", lambda self, stream, value: None)
-    assert sample(WORLDS[name], range(20)).kind == "race"
+    assert sample(WORLDS[name].staged(is_staged=is_staged), range(20)).kind == "race"

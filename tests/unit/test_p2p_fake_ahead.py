@@ -32,11 +32,13 @@ AHEAD = {
 }
 
 
+@pytest.mark.parametrize("is_staged", [False, True])
 @pytest.mark.parametrize("name", AHEAD)
-def test_nothing_races_where_streams_wait_ahead(name: str) -> None:
-    verdict = sample(AHEAD[name], range(60), is_strict=False)
+def test_nothing_races_where_streams_wait_ahead(name: str, is_staged: bool) -> None:
+    world = AHEAD[name].staged(is_staged=is_staged)
+    verdict = sample(world, range(60), is_strict=False)
     assert verdict.is_ok, verdict
-    assert AHEAD[name].num_ahead or name == "dropped"
+    assert world.num_ahead or name == "dropped"
 
 
 def first(rank: Rank) -> Program:
@@ -75,16 +77,17 @@ def second(rank: Rank) -> Program:
     rank.free(*tensors)
 
 
+@pytest.mark.parametrize("is_staged", [False, True])
 @pytest.mark.parametrize("num_queues", [1, 2, 8])
-def test_a_pipeline_whose_streams_share_hardware_queues_comes_to_its_end(num_queues: int) -> None:
+def test_a_pipeline_whose_streams_share_hardware_queues_comes_to_its_end(num_queues: int, is_staged: bool) -> None:
     """Streams wait ahead, and what they wait for is never behind them in a queue."""
-    world = Case(Setting(is_ahead=True, num_queues=num_queues), first, second)
+    world = Case(Setting(is_ahead=True, num_queues=num_queues, is_staged=is_staged), first, second)
     verdict = sample(world, range(80), is_strict=False)
     assert verdict.is_ok, verdict
     assert world.num_ahead
 
 
-def crossed(size_bytes: int, other_bytes: int, num_looks: int) -> Case:
+def crossed(size_bytes: int, other_bytes: int, num_looks: int, *, is_staged: bool) -> Case:
     """The second rank begins to receive what the first one sends last, behind what that waits for ahead."""
     room = [PLENTY, PLENTY] if size_bytes == LENT else [2 * 65536, PLENTY]
 
@@ -119,19 +122,23 @@ def crossed(size_bytes: int, other_bytes: int, num_looks: int) -> Case:
         yield from rank.leave()
         rank.free(x, v, last)
 
-    return Case(Setting(is_ahead=True, buffer_bytes=room), ahead, behind)
+    return Case(Setting(is_ahead=True, buffer_bytes=room, is_staged=is_staged), ahead, behind)
 
 
+@pytest.mark.parametrize("is_staged", [False, True])
 @pytest.mark.parametrize("num_looks", [1, 6])
 @pytest.mark.parametrize("other_bytes", [SHORT, MIDDLE, LENT])
 @pytest.mark.parametrize("size_bytes", [LONG, LENT])
-def test_no_copy_of_ours_stands_in_front_of_another_one(size_bytes: int, other_bytes: int, num_looks: int) -> None:
+def test_no_copy_of_ours_stands_in_front_of_another_one(
+    size_bytes: int, other_bytes: int, num_looks: int, is_staged: bool
+) -> None:
     """A pull of a value that is behind another rank's wait ahead would hold up the pull of the value that ends this wait."""
-    verdict = sample(crossed(size_bytes, other_bytes, num_looks), range(40), is_strict=False)
+    verdict = sample(crossed(size_bytes, other_bytes, num_looks, is_staged=is_staged), range(40), is_strict=False)
     assert verdict.is_ok, verdict
 
 
-def test_a_stream_does_not_wait_ahead_while_a_third_rank_waits_for_this_host() -> None:
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_a_stream_does_not_wait_ahead_while_a_third_rank_waits_for_this_host(is_staged: bool) -> None:
     """Rank 0 has no room for a value that rank 1 needs, so that rank 2 can send what rank 0 waits for."""
 
     def zero(rank: Rank) -> Program:
@@ -174,9 +181,8 @@ def test_a_stream_does_not_wait_ahead_while_a_third_rank_waits_for_this_host() -
         yield from rank.leave()
         rank.free(t, v, a)
 
-    verdict = sample(
-        Case(Setting(is_ahead=True, buffer_bytes=[65536, PLENTY]), zero, one, two), range(30), is_strict=False
-    )
+    how = Setting(is_ahead=True, buffer_bytes=[65536, PLENTY], is_staged=is_staged)
+    verdict = sample(Case(how, zero, one, two), range(30), is_strict=False)
     assert verdict.is_ok, verdict
 
 
@@ -206,7 +212,8 @@ def test_a_rank_that_closes_copies_what_is_lent_to_it_first(is_ahead: bool) -> N
     assert verdict.is_ok, verdict
 
 
-def test_a_pull_for_one_stream_does_not_stand_behind_that_for_another_one() -> None:
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_a_pull_for_one_stream_does_not_stand_behind_that_for_another_one(is_staged: bool) -> None:
     """The first one's tensor is free behind a wait ahead; the second one's value ends that wait."""
 
     def zero(rank: Rank) -> Program:
@@ -237,12 +244,15 @@ def test_a_pull_for_one_stream_does_not_stand_behind_that_for_another_one() -> N
         yield from rank.leave()
         rank.free(first, third, x, v)
 
-    verdict = sample(Case(Setting(is_ahead=True), zero, one), range(20), is_strict=False)
+    verdict = sample(Case(Setting(is_ahead=True, is_staged=is_staged), zero, one), range(20), is_strict=False)
     assert verdict.is_ok, verdict
 
 
+@pytest.mark.parametrize("is_staged", [False, True])
 @pytest.mark.parametrize("is_ahead", [False, True])
-def test_requested_values_give_their_windows_back(is_ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requested_values_give_their_windows_back(
+    is_ahead: bool, is_staged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More values in reverse than there are windows."""
     monkeypatch.setattr(windows, "NUM_WINDOWS", 6)
     monkeypatch.setattr(windows, "_NUM_KEPT", 2)
@@ -267,7 +277,7 @@ def test_requested_values_give_their_windows_back(is_ahead: bool, monkeypatch: p
         yield from rank.leave()
         rank.free(*tensors)
 
-    verdict = sample(Case(Setting(is_ahead), zero, one), range(10), is_strict=False)
+    verdict = sample(Case(Setting(is_ahead, is_staged=is_staged), zero, one), range(10), is_strict=False)
     assert verdict.is_ok, verdict
 
 

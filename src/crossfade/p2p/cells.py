@@ -66,6 +66,11 @@ class Cells:
         """Whether there are tensors of `own`."""
         return self._num_owned > len(self.ended)
 
+    @property
+    def are_few_free(self) -> bool:
+        """Whether there may soon be no room for more."""
+        return 2 * self.used_bytes > self._most_bytes
+
     def own(self, size_bytes: int) -> Cell:
         """A cell for a tensor, which goes to `ended` behind its last view. Raises a `DeviceError` if there is no memory."""
         cell = self._take(_length_of(size_bytes))

@@ -25,7 +25,6 @@ not come stays where it lies, until it has, or until the program's own stream wa
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Final
@@ -40,6 +39,7 @@ from crossfade.p2p.cells import Cell, Cells, Place
 from crossfade.p2p.letters import Exported, Forgotten, Pulled, Window
 from crossfade.p2p.memory import Shared
 from crossfade.p2p.transfer import OpenWindow, Receive, Send, Transfer
+from crossfade.p2p.under_way import UnderWay
 from crossfade.p2p.windows import Ends
 
 SHORT_BYTES: Final = 64 << 10
@@ -69,7 +69,7 @@ class Copies(Carrier):
         self._landings: dict[Receive, None] = {}
         # Those that are to be pulled once they have come, and whether their sender waits for that.
         self._to_come: dict[Receive, bool] = {}
-        self._under_way: deque[Transfer] = deque()  # only devices are left to wait for; they use the tensors' memory
+        self._under_way = UnderWay()
 
     def push(self, send: Send, window: Window) -> None:
         stream = send.side.stream_beside(Role.PUSH, send.stream)
@@ -155,17 +155,21 @@ class Copies(Carrier):
             source, come = cell.address, counters.done(landing.word)
         if after is not None:
             after.hold(stream)
-        if not is_there:
-            come.wait(stream, landing.uses)
-        side.driver.copy(receive.address, source, receive.size_bytes, stream)
-        if isinstance(landing, Window):
+        pieces = [(0, receive.size_bytes)] if is_there else _pieces(ends.shared, receive.size_bytes)
+        for step, (offset, length) in enumerate(pieces, landing.uses - len(pieces) + 1):
+            if not is_there:
+                come.wait(stream, step)
+            side.driver.copy(receive.address + offset, source + offset, length, stream)
+        done = counters.done(landing.word) if isinstance(landing, Window) and not landing.is_prompt else None
+        if isinstance(landing, Window) and landing.is_prompt:
             counters.done(landing.word).set(stream, landing.uses)
             receive.finish_at(counters.done(landing.word), landing.uses)
-            self._tell_of_pull(receive, landing)
-            self.num_bytes += receive.size_bytes
         else:
             receive.finish_behind(stream)
-        self._under_way.append(receive)
+        if isinstance(landing, Window):
+            self._tell_of_pull(receive, landing)
+            self.num_bytes += receive.size_bytes
+        self._under_way.add(receive, done, landing.uses)
         if self.death is not None and not is_there:
             receive.error = copy(self.death)
 
@@ -195,10 +199,11 @@ class Copies(Carrier):
         for step, (offset, length) in enumerate(pieces, window.uses - len(pieces) + 1):
             side.await_step(ready, step, stream, is_first=not offset)
             side.driver.copy(target + offset, source + offset, length, stream)
-        done.set(stream, window.uses)
+            if is_into or (window.is_prompt and step == window.uses):
+                done.set(stream, step)
         self.num_bytes += transfer.size_bytes
         transfer.finish_behind(stream)
-        self._begin_copy(transfer)
+        self._begin_copy(transfer, None if window.is_prompt else done, window.uses)
 
     def place_of(self, receive: Receive) -> Place | None:
         ends = self._ends[receive.side.is_host]
@@ -212,9 +217,10 @@ class Copies(Carrier):
         return ends.shared.exports.find(receive.address, receive.size_bytes)
 
     def post(self, receive: Receive, place: Place) -> Window:
-        windows = self._ends[receive.side.is_host].windows
+        ends = self._ends[receive.side.is_host]
+        windows = ends.windows
         self._tell_of(place)
-        window = receive.window = windows.open(cell=receive.cell)
+        window = receive.window = windows.open(len(_pieces(ends.shared, receive.size_bytes)), cell=receive.cell)
         ready = windows.counters.ready(window.word)
         if receive.cell is None:
             ready.set(receive.stream, window.uses)
@@ -259,7 +265,8 @@ class Copies(Carrier):
         is_beside = is_urgent or (shared.is_staged and size_bytes > SHORT_BYTES)
         stream = send.stream
         if is_beside:
-            stream = side.stream_beside(Role.PUSH, stream, self)  # requests come in the other rank's order
+            # What is requested comes in the other rank's order.
+            stream = side.stream_beside(Role.PUSH, stream, self if is_urgent else None)
             send.ready().hold(stream)
         pieces = _pieces(shared, size_bytes)
         window = windows.open(len(pieces), number, send, cell)
@@ -269,7 +276,7 @@ class Copies(Carrier):
                 side.driver.copy(cell.address, send.address, size_bytes, stream)
             ready.set(stream, window.uses)
         else:
-            self._push_up(send, cell, pieces, window, ready)
+            self._push_up(send, cell, pieces, window, ready, stream)
         if cell is None:
             self.num_lent += 1
         else:
@@ -279,14 +286,20 @@ class Copies(Carrier):
                 self._begin_copy(send)
             else:  # in the order of the stream on which the value was made
                 send.finish()
-        return Offer(_as_letter(place, window, is_lent=cell is None), window)
+        is_prompt = is_urgent or windows.are_few_free or (cell is None or shared.cells.are_few_free)
+        return Offer(_as_letter(place, window, is_lent=cell is None, is_prompt=is_prompt), window)
 
     @staticmethod
     def _push_up(
-        send: Send, cell: Cell | None, pieces: Sequence[tuple[int, int]], window: OpenWindow, ready: Counter
+        send: Send,
+        cell: Cell | None,
+        pieces: Sequence[tuple[int, int]],
+        window: OpenWindow,
+        ready: Counter,
+        stream: int,
     ) -> None:
         """Copies a value piece by piece into a cell, and tells of each."""
-        side, stream = send.side, send.side.push_stream
+        side = send.side
         assert cell is not None, "what is lent is in one piece"
         for step, (offset, length) in enumerate(pieces, window.uses - len(pieces) + 1):
             side.driver.copy(cell.address + offset, send.address + offset, length, stream)
@@ -314,9 +327,9 @@ class Copies(Carrier):
         transfer.finish_at(done, window.uses)
         self._begin_copy(transfer)
 
-    def _begin_copy(self, transfer: Transfer) -> None:
-        """The copy is enqueued."""
-        self._under_way.append(transfer)
+    def _begin_copy(self, transfer: Transfer, done: Counter | None = None, uses: int = 0) -> None:
+        """The copy is enqueued; where a counter is given, the host says of it that it has been made."""
+        self._under_way.add(transfer, done, uses)
         if self.death is not None:
             transfer.error = copy(self.death)
 
@@ -339,9 +352,7 @@ class Copies(Carrier):
 
     def collect(self) -> None:
         """Releases tensors that no device uses any more, and windows that both sides have done with."""
-        under_way = self._under_way
-        while under_way and under_way[0].is_copied():
-            under_way.popleft().let_go()
+        self._under_way.collect()
         for windows in self._windows:
             windows.collect()
 
@@ -351,7 +362,7 @@ class Copies(Carrier):
 
     def suspect(self, death: Exception) -> None:
         self.death = death
-        for transfer in tuple(self._under_way):
+        for transfer in self._under_way:
             if not transfer.is_copied():
                 transfer.error = copy(death)
                 if isinstance(transfer, Receive) and transfer.ahead is not None:
@@ -366,8 +377,7 @@ class Copies(Carrier):
             receive.fail(ChannelClosed("the communicator was closed before the value was taken"))
         self._landings.clear()
         self._to_come.clear()
-        while self._under_way:  # of a rank that has died
-            self._under_way.popleft().let_go()
+        self._under_way.clear()
         for ends in self._ends.values():
             ends.close()
 
@@ -377,5 +387,5 @@ def _pieces(shared: Shared, size_bytes: int) -> list[tuple[int, int]]:
     return [(0, size_bytes)] if size_bytes <= SHORT_BYTES else shared.pieces(size_bytes)
 
 
-def _as_letter(place: Place, window: OpenWindow, *, is_lent: bool) -> Window:
-    return Window(place.exported.memory, place.offset, window.word, window.uses, is_lent)
+def _as_letter(place: Place, window: OpenWindow, *, is_lent: bool, is_prompt: bool = True) -> Window:
+    return Window(place.exported.memory, place.offset, window.word, window.uses, is_lent, is_prompt)

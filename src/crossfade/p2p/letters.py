@@ -1,7 +1,7 @@
 """What two ranks tell each other of a transfer, as bytes.
 
 A *window* is a value's memory as the other rank reaches it, with two counters: its owner's stream says by ``ready`` that the memory
-may be read (or written), the other rank's copy stream says by ``done`` that it has been. A letter that says that something is
+may be read (or written), the other rank says by ``done`` that it has been. A letter that says that something is
 enqueued makes a wait for it safe (PL-5).
 """
 
@@ -25,6 +25,7 @@ class Window(NamedTuple):
     word: int  # which counters of the owner's
     uses: int  # the value of theirs that this transfer brings
     is_lent: bool  # whether the owner waits for `Pulled` or `Pushed` before it uses the memory again
+    is_prompt: bool = True  # whether ``done`` is set by the stream that copies; else its host may do it later
 
 
 class Exported(NamedTuple):
@@ -119,7 +120,7 @@ Letter: TypeAlias = (
     Announced | Closed | Exported | Forgotten | Here | Left | Posted | Pulled | Pushed | Read | Refused | Requested
 )
 
-_WINDOW = "iQIQ?"
+_WINDOW = "iQIQ??"
 _EXPORTED = struct.Struct("<BiQ??B")
 _FORGOTTEN = struct.Struct("<Bi")
 _ANNOUNCED = struct.Struct(f"<BqQ?BB{_WINDOW}")

@@ -145,13 +145,13 @@ class Shared:
         self.pool = Pool(memory)
         self.cells = Cells(self.pool, self.exports, buffer_bytes)
         self.landing = Cells(self.pool, self.exports, buffer_bytes)  # for receives
-        self._layout = StagedLayout()
+        self.layout = StagedLayout()
 
     def pieces(self, size_bytes: int) -> list[tuple[int, int]]:
         """How a value is cut: where each piece begins, and its length."""
         if not self.is_staged:
             return [(0, size_bytes)]
-        lengths = self._layout.lengths(size_bytes)
+        lengths = self.layout.lengths(size_bytes)
         return list(zip(accumulate(lengths, initial=0), lengths, strict=False))
 
     def close(self) -> None:
@@ -207,13 +207,15 @@ class Side:
         return stream
 
     def set_step(self, counter: Counter, step: int, stream: int) -> None:
-        """Says behind a stream that a piece of a value is done: beside it, so that the next one need not wait.
+        """Says behind a stream that a piece of a value is done: beside it, so that the next one need not wait, but for a stream
+        that may wait ahead, since others would wait with it.
 
         All pieces of a value are told of in the same place, or a late word of an earlier one would take back a later one's.
         """
-        copied = self.events.at(stream)
-        stream = self.streams.get(Role.PUSH, "sets")
-        copied.hold(stream)
+        if not self.landed_bytes:
+            copied = self.events.at(stream)
+            stream = self.streams.get(Role.PUSH, "sets")
+            copied.hold(stream)
         counter.set(stream, step)
 
     def await_step(self, counter: Counter, step: int, stream: int, *, is_first: bool) -> None:

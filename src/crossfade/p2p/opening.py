@@ -85,7 +85,7 @@ def open_ranks(
             is_direct = _find_direct(ranks, parties, drivers[-1].device, transport)
         if len({asked for (asked,) in ranks.gather([int(waits is Waits.STREAM)])}) > 1:
             raise ValueError("some ranks were opened with waits='stream', and some without\nhint: all give the same")
-        is_ahead = waits is Waits.STREAM and device.type == "cuda" and _are_all_direct(ranks, parties, is_direct)
+        is_ahead = waits is Waits.STREAM and device.type == "cuda"
         sides = {}
         for driver in drivers:
             landed_bytes = buffer_bytes // _NUM_LANDED if is_ahead and driver.device != HOST else 0
@@ -143,12 +143,6 @@ def died(name: str) -> ChannelBroken:
 
 
 def _ignore(report: DeathReport) -> None: ...
-
-
-def _are_all_direct(ranks: Ranks, parties: Sequence[Party | None], is_direct: Sequence[bool]) -> bool:
-    """Whether all GPUs of each host reach each other. Collective."""
-    own = all(direct for party, direct in zip(parties, is_direct, strict=True) if party is not None)
-    return all(answer for (answer,) in ranks.gather([int(own)]))
 
 
 def _is_anywhere(ranks: Ranks, far: Sequence[int]) -> bool:

@@ -40,7 +40,7 @@ class Transfer:
         self.error: Exception | None = None
         # The copy has been made when the event comes, on that stream, or when the counter has come to the value.
         self._event: PooledEvent | None = None
-        self._copy_stream = 0
+        self.copy_stream = -1  # none, where it ends by a counter
         self._counter: Counter | None = None
         self._value = 0
 
@@ -58,7 +58,7 @@ class Transfer:
     def finish_behind(self, stream: int) -> PooledEvent:
         """All is enqueued; the copy has been made when the stream is as far, which the event tells."""
         event = self._event = self.side.events.at(stream)
-        self._copy_stream = stream
+        self.copy_stream = stream
         self.is_enqueued = True
         return event
 
@@ -92,7 +92,7 @@ class Transfer:
             return
         stream = self.side.join()
         if event is not None:
-            if stream != self._copy_stream:
+            if stream != self.copy_stream:
                 event.hold(stream)
         elif counter is not None and not counter.has(self._value):
             counter.wait(stream, self._value)

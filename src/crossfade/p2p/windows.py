@@ -63,6 +63,11 @@ class Windows:
             self.collect(is_thorough=True)
         return len(self._free) > num_kept
 
+    @property
+    def are_few_free(self) -> bool:
+        """Whether they may run out before the other rank's host looks again."""
+        return 2 * len(self._free) < NUM_WINDOWS
+
     def open(
         self, num_steps: int = 1, number: int = 0, send: Send | None = None, cell: Cell | None = None
     ) -> OpenWindow:
