@@ -111,7 +111,7 @@ def _kills() -> Any:
 
     def kill(number: int, base: int) -> dict[str, Any]:
         is_sender = number % 2 == 0
-        moment = (cases.PooledEvent.WAITING, cases.PooledEvent.COPYING)[number // 2 % 2]
+        moment = (cases.Moment.WAITING, cases.Moment.COPYING)[number // 2 % 2]
         what = {"dead": "sender" if is_sender else "receiver", "moment": str(moment)}
         point = number // 4 % cases.NUM_POINTS
         first: Any = cases.dies_sending if is_sender else cases.survives_sending

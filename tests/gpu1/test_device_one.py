@@ -14,6 +14,7 @@ from crossfade.device.borrowed import tensor_on  # noqa: E402
 from crossfade.device.capabilities import Severity, judge, read_facts, read_topology  # noqa: E402
 from crossfade.device.capture import capture  # noqa: E402
 from crossfade.device.cuda import CudaDriver  # noqa: E402
+from crossfade.device.events import EventPool  # noqa: E402
 from crossfade.device.memory import Pool  # noqa: E402
 from crossfade.device.signals import HostBoard  # noqa: E402
 from crossfade.device.staged_layout import StagedLayout  # noqa: E402
@@ -44,6 +45,26 @@ def test_a_block_is_reused_and_freed_with_its_last_user(driver: CudaDriver) -> N
     block.drop("third")
     pool.close()
     assert driver.ledger.held() == []
+
+
+@pytest.mark.timeout(20)
+def test_a_host_goes_on_however_many_events_are_to_come(driver: CudaDriver) -> None:
+    """CUDA lets it wait behind 56 events that a thread could wait for; of those that are only asked there may be any number."""
+    memory = Memory.create("events", 4096)
+    board = HostBoard(driver, memory, 1, "gate")
+    gate, stream, events = board.counter(0, "gate"), driver.create_stream("gated"), EventPool(driver)
+    gate.wait(stream, 1)
+    pending = [events.at(stream) for _ in range(300)]
+    assert not any(event.has_come() for event in pending)
+    gate.set_from_host(1)
+    pending.append(events.at(stream, is_waited=True))
+    pending[-1].wait()
+    assert all(event.has_come() for event in pending)
+    del pending
+    events.close()
+    board.close()
+    memory.close()
+    driver.destroy_stream(stream)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float64, torch.int8, torch.complex64])

@@ -45,13 +45,13 @@ def test_captured_replays_never_show_a_stale_value() -> None:
     assert sent["held"] == got["held"] == []
 
 
-@pytest.mark.parametrize("moment", kills.PooledEvent)
+@pytest.mark.parametrize("moment", kills.Moment)
 @pytest.mark.parametrize(
     ("dying", "surviving", "signal"),
     [(kills.dies_sending, kills.survives_receiving, "full"), (kills.dies_receiving, kills.survives_sending, "free")],
 )
 def test_a_peer_that_dies_is_named_and_the_device_stays_usable(
-    dying: Any, surviving: Any, signal: str, moment: kills.PooledEvent
+    dying: Any, surviving: Any, signal: str, moment: kills.Moment
 ) -> None:
     # The one who opens the memory is always worker 0.
     sends_first = dying is kills.dies_sending
@@ -65,7 +65,7 @@ def test_a_peer_that_dies_is_named_and_the_device_stays_usable(
     assert f"worker {dead} died" in result["error"]
     assert result["usable"]
     assert result["is_left_alone"]
-    assert result["was_copying"] is (moment is kills.PooledEvent.COPYING and dead == 1)
+    assert result["was_copying"] is (moment is kills.Moment.COPYING and dead == 1)
     assert result["held"] == []
     assert result["lost_bytes"] <= 0
 

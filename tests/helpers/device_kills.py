@@ -31,7 +31,7 @@ NUM_LINKS, LINKS_PER_MARK = 800, 50  # half a second, which outlasts the end of 
 NUM_POINTS = 4
 
 
-class PooledEvent(StrEnum):
+class Moment(StrEnum):
     """What goes on when the process is killed."""
 
     WAITING = "waiting"
@@ -41,7 +41,7 @@ class PooledEvent(StrEnum):
 
     @property
     def num_words(self) -> int:
-        return LINK_BYTES // 8 if self is PooledEvent.COPYING else 100_000
+        return LINK_BYTES // 8 if self is Moment.COPYING else 100_000
 
 
 class Chain:
@@ -154,7 +154,7 @@ def _result(driver: CudaDriver, device: int, before_bytes: int, death: _Death, *
     }
 
 
-def dies_sending(peers: dict[int, Peer], device: int, other: int, moment: PooledEvent, point: int = 0) -> None:
+def dies_sending(peers: dict[int, Peer], device: int, other: int, moment: Moment, point: int = 0) -> None:
     """Tells of a value whose copy has not begun, or stands behind a chain of copies, and is killed."""
     driver, streams = start(device)
     peer = peers[other]
@@ -164,7 +164,7 @@ def dies_sending(peers: dict[int, Peer], device: int, other: int, moment: Pooled
     torch.cuda.synchronize()
     peer.meet()
     chain = None
-    if moment is PooledEvent.COPYING:
+    if moment is Moment.COPYING:
         chain = Chain(driver, stream, slot_address(ring), tensor)
     else:
         torch.cuda._sleep(SLEEP_CYCLES)  # type: ignore[no-untyped-call]
@@ -176,7 +176,7 @@ def dies_sending(peers: dict[int, Peer], device: int, other: int, moment: Pooled
     die()
 
 
-def survives_receiving(peers: dict[int, Peer], device: int, other: int, moment: PooledEvent) -> dict[str, Any]:
+def survives_receiving(peers: dict[int, Peer], device: int, other: int, moment: Moment) -> dict[str, Any]:
     driver, streams = start(device)
     peer = peers[other]
     _is_usable(device)
@@ -202,7 +202,7 @@ def survives_receiving(peers: dict[int, Peer], device: int, other: int, moment: 
     return _result(driver, device, before_bytes, death, usable=usable, is_left_alone=is_left_alone)
 
 
-def dies_receiving(peers: dict[int, Peer], device: int, other: int, moment: PooledEvent) -> None:
+def dies_receiving(peers: dict[int, Peer], device: int, other: int, moment: Moment) -> None:
     """Enqueues ``free`` behind something long, tells so, and is killed: while the sender waits, or copies."""
     driver, _ = start(device)
     peer = peers[other]
@@ -217,9 +217,7 @@ def dies_receiving(peers: dict[int, Peer], device: int, other: int, moment: Pool
     die()
 
 
-def survives_sending(
-    peers: dict[int, Peer], device: int, other: int, moment: PooledEvent, point: int = 0
-) -> dict[str, Any]:
+def survives_sending(peers: dict[int, Peer], device: int, other: int, moment: Moment, point: int = 0) -> dict[str, Any]:
     driver, streams = start(device)
     peer = peers[other]
     _is_usable(device)
@@ -232,7 +230,7 @@ def survives_sending(
         first, second = (value(index, moment.num_words, device) for index in range(2))
         torch.cuda.synchronize()
         assert sender.try_send(first)
-        chain = Chain(driver, stream, slot_address(ring), first) if moment is PooledEvent.COPYING else None
+        chain = Chain(driver, stream, slot_address(ring), first) if moment is Moment.COPYING else None
         while not sender.try_send(second):
             ring.on_record(peer.take())
         return chain

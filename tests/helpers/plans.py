@@ -16,7 +16,7 @@ from crossfade.plan.plan import ChannelSpec, CollectiveSpec, InputSpec, NodeSpec
 from crossfade.types import DRIVER, CollectiveKind, ReduceOp, Transport
 
 START, END = -2.0, 100.0
-"""EventPool before and after all runs; node number i runs at i + 0.5."""
+"""Events before and after all runs; node number i runs at i + 0.5."""
 TICK = 1e-6
 """Between moments that belong together."""
 TRANSPORTS = (*[Transport.SHM] * 2, *[Transport.GLOO] * 3, *[Transport.COPY] * 2, Transport.STAGED, Transport.NCCL)

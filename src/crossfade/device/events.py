@@ -1,4 +1,4 @@
-"""A pool of events that the host can poll or wait for."""
+"""A pool of events that the host can poll, and wait for where it is to."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from crossfade.interrupted import brief
 class PooledEvent:
     """An event behind all that a stream was given up to some point. It goes back to its pool when it dies, in any thread."""
 
-    __slots__ = ("_event", "_pool")
+    __slots__ = ("_event", "_pool", "_spare")
 
-    def __init__(self, pool: EventPool, event: int) -> None:
+    def __init__(self, pool: EventPool, event: int, spare: list[int]) -> None:
         self._pool = pool
         self._event = event
+        self._spare = spare
 
     def has_come(self) -> bool:
         """Whether the device is that far. Raises a `DeviceError` if it will never be."""
         return self._pool.driver.has_happened(self._event)
 
     def wait(self) -> None:
-        """Blocks this thread until the device is that far. Raises a `DeviceError` if it will never be."""
+        """Blocks this thread until the device is that far; only of an event that ``is_waited``. Raises a `DeviceError` if it will
+        never be.
+        """
         self._pool.driver.wait_host(self._event)
 
     def hold(self, stream: int) -> None:
@@ -29,7 +32,9 @@ class PooledEvent:
 
     @brief
     def __del__(self) -> None:
-        self._pool._take_back(self._event)
+        self._spare.append(self._event)
+        if self._pool.is_closed:
+            self._pool.destroy_spare()
 
 
 class EventPool:
@@ -37,29 +42,29 @@ class EventPool:
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self._spare: list[int] = []
-        self._is_closed = False
+        self._polled: list[int] = []  # those that nobody uses
+        self._waited: list[int] = []
+        self.is_closed = False
 
-    def at(self, stream: int) -> PooledEvent:
-        """An event behind all that the stream was given until now."""
+    def at(self, stream: int, *, is_waited: bool = False) -> PooledEvent:
+        """An event behind all that the stream was given until now. Only where it ``is_waited`` a thread may wait for it, and then
+        recording it may block (`Driver.create_host_event`).
+        """
+        spare = self._waited if is_waited else self._polled
         try:
-            number = self._spare.pop()
+            number = spare.pop()
         except IndexError:
-            number = self.driver.create_host_event()
-        event = PooledEvent(self, number)
+            number = self.driver.create_host_event() if is_waited else self.driver.create_event()
+        event = PooledEvent(self, number, spare)
         self.driver.record_event(number, stream)
         return event
 
-    def _take_back(self, event: int) -> None:
-        self._spare.append(event)
-        if self._is_closed:
-            self._destroy_spare()
-
-    def _destroy_spare(self) -> None:
-        while self._spare:
-            self.driver.destroy_event(self._spare.pop())
+    def destroy_spare(self) -> None:
+        for spare in (self._polled, self._waited):
+            while spare:
+                self.driver.destroy_event(spare.pop())
 
     def close(self) -> None:
         """Gives the events back, those of events that are still held when they die. Idempotent."""
-        self._is_closed = True
-        self._destroy_spare()
+        self.is_closed = True
+        self.destroy_spare()

@@ -89,14 +89,14 @@ class HostCopies:
             home.driver.copy(address + offset, tensor.data_ptr(), tensor.nbytes, up)
         if end is not None:
             end(sum(placed.size_bytes for placed in tensors))
-        return events.at(up)
+        return events.at(up, is_waited=True)
 
     def ends_of_copies(self) -> tuple[PooledEvent, ...]:
         """When all copies out that are enqueued until now, on any device, are done; one that refuses does nothing any more."""
         events = []
         for home in self.homes:
             with suppress(DeviceError):
-                events.append(self._events[home.device].at(home.up_stream))
+                events.append(self._events[home.device].at(home.up_stream, is_waited=True))
         return tuple(events)
 
     # Onto a device
@@ -187,7 +187,7 @@ class CopiesIn:
         if self._end is not None:
             self._end(self._size_bytes)
         home = self._copies.home
-        event = self._copies.events(home).at(home.down_stream)
+        event = self._copies.events(home).at(home.down_stream, is_waited=True)
         event.hold(home.compute_stream())
         return event
 

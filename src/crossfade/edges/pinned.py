@@ -177,7 +177,7 @@ class PinnedReaderSlots(ReaderSlots):
             with suppress(DeviceError):
                 if home.driver.is_capturing(stream):
                     return None
-                ends.append(events.at(stream))
+                ends.append(events.at(stream, is_waited=True))
         return tuple(ends)
 
     def collect(self) -> None:

@@ -49,7 +49,8 @@ class FarCopies(Carrier):
             value = _pinned(send.size_bytes)
             send.ready().hold(side.push_stream)
             side.driver.copy(value.data_ptr(), send.address, send.size_bytes, side.push_stream)
-            copied = self._follow(send, side.push_stream, value)
+            copied = side.events.at(side.push_stream, is_waited=True)
+            self._follow(send, side.push_stream, value)
             self._wire.load(number, Load(_view(value), copied.wait, bool))
         return Offer(_BEHIND, None)
 
@@ -81,10 +82,8 @@ class FarCopies(Carrier):
         side.driver.copy(receive.address, landing.data_ptr(), receive.size_bytes, side.pull_stream)
         self._follow(receive, side.pull_stream, landing)
 
-    def _follow(self, transfer: Transfer, stream: int, value: torch.Tensor) -> PooledEvent:
-        event = transfer.finish_behind(stream)
-        self._under_way.append((transfer, event, value))
-        return event
+    def _follow(self, transfer: Transfer, stream: int, value: torch.Tensor) -> None:
+        self._under_way.append((transfer, transfer.finish_behind(stream), value))
 
     def collect(self) -> None:
         while self._under_way and self._under_way[0][1].has_come():
