@@ -55,29 +55,56 @@ def _images(outputs: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
     return nn.functional.mse_loss(outputs[0], target) + outputs[1].square().mean()
 
 
-MODELS = {
-    "transformer, tied embeddings": Model(
-        lambda: Transformer(4000, 256, 8, num_heads=4, length=128),
-        lambda num: (torch.randint(4000, (num, 128)),),
-        lambda num: torch.randint(4000, (num, 128)),
-        _classes,
-        size=4,
-    ),
-    "ResNet": Model(
-        lambda: ResNet(24, (3, 4, 6, 3)),
-        lambda num: (torch.randn(num, 3, 32, 32),),
-        lambda num: torch.randint(10, (num,)),
-        _classes,
-        size=8,
-    ),
-    "encoder-decoder, skips": Model(
-        lambda: EncoderDecoder(24, 4),
-        lambda num: (torch.randn(num, 3, 64, 64), torch.rand(num, 1, 1, 1)),
-        lambda num: torch.randn(num, 3, 64, 64),
-        _images,
-        size=4,
-    ),
+@dataclass(frozen=True)
+class Sizes:
+    """Of the models and their microbatches: a microbatch takes a device some tens of milliseconds."""
+
+    words: int
+    width: int
+    num_heads: int
+    length: int
+    sequences: int
+    resnet_channels: int
+    pictures: int
+    coder_channels: int
+    side: int
+    coded: int
+
+
+SIZES = {
+    "cpu": Sizes(4000, 256, 4, 128, 4, 24, 8, 24, 64, 4),
+    "cuda": Sizes(16_000, 1536, 12, 1024, 2, 64, 128, 64, 128, 32),
 }
+TRANSFORMER, RESNET, CODER = "transformer, tied embeddings", "ResNet", "encoder-decoder, skips"
+MODELS = (TRANSFORMER, RESNET, CODER)
+
+
+def model_of(name: str, sizes: Sizes) -> Model:
+    """A model of these sizes."""
+    words, length, side = sizes.words, sizes.length, sizes.side
+    return {
+        TRANSFORMER: Model(
+            lambda: Transformer(words, sizes.width, 8, num_heads=sizes.num_heads, length=length),
+            lambda num: (torch.randint(words, (num, length)),),
+            lambda num: torch.randint(words, (num, length)),
+            _classes,
+            size=sizes.sequences,
+        ),
+        RESNET: Model(
+            lambda: ResNet(sizes.resnet_channels, (3, 4, 6, 3)),
+            lambda num: (torch.randn(num, 3, 32, 32),),
+            lambda num: torch.randint(10, (num,)),
+            _classes,
+            size=sizes.pictures,
+        ),
+        CODER: Model(
+            lambda: EncoderDecoder(sizes.coder_channels, 4),
+            lambda num: (torch.randn(num, 3, side, side), torch.rand(num, 1, 1, 1)),
+            lambda num: torch.randn(num, 3, side, side),
+            _images,
+            size=sizes.coded,
+        ),
+    }[name]
 
 
 def _steps_us(model: Model, cut: Split, name: str, batch: Any, num_steps: int) -> list[float]:
@@ -118,7 +145,7 @@ def _work(link: Any, rank: int, args: argparse.Namespace, model_name: str, store
 def _measure(args: argparse.Namespace, device: torch.device, model_name: str, name: str) -> dict[str, Any]:
     """Cuts a model anew, predicts a schedule's step, and trains by it."""
     torch.manual_seed(1)
-    model = MODELS[model_name]
+    model = model_of(model_name, SIZES[args.device])
     num = model.size * args.microbatches
     batch = tuple(each.to(device) for each in model.inputs(num)), model.target(num).to(device)
     example, target = tuple(each[: model.size] for each in batch[0]), batch[1][: model.size]
