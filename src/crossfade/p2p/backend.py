@@ -3,7 +3,8 @@
 ``dist.new_group(backend="crossfade")`` and ``dist.init_process_group("crossfade")`` give a group whose ``send``, ``recv``,
 ``isend``, ``irecv`` and ``batch_isend_irecv`` go by `crossfade.p2p`: tags count, and tensors may be received in any order. Its
 collectives are those of gloo for CPU tensors and of NCCL for CUDA tensors. ``pg_options``, a dict, holds arguments of
-`crossfade.p2p.P2P`, such as ``{"transport": "staged"}``.
+`crossfade.p2p.P2P`, such as ``{"transport": "staged"}``. It is opened for torch's current GPU; in a program that has not set one,
+for the GPU with torchrun's number for this process (``LOCAL_RANK``), or with that of its rank.
 
 torch takes a Python group as the whole group. So the name stands alone, and not in a list such as ``cuda:crossfade,cpu:gloo``,
 which would mean the same.
@@ -11,6 +12,7 @@ which would mean the same.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -134,8 +136,18 @@ def _only(tensors: list[torch.Tensor]) -> torch.Tensor:
     return tensor
 
 
+def placed(options: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
+    """Options that say which GPU, where the program may not have set one; torch's NCCL guesses the same. ``rank``: in the world."""
+    if "device" in options or not torch.cuda.is_available() or torch.cuda.current_device():
+        return options
+    local_rank = int(os.environ.get("LOCAL_RANK", rank))
+    return {"device": torch.device("cuda", local_rank % torch.cuda.device_count()), **options}
+
+
 def _create(asked: Any, options: Mapping[str, Any] | None) -> CrossfadeGroup:
-    return CrossfadeGroup(asked.store, asked.group_rank, asked.group_size, asked.timeout, options)
+    rank = dist.get_rank() if dist.is_initialized() else asked.group_rank
+    where = placed(options or {}, rank)
+    return CrossfadeGroup(asked.store, asked.group_rank, asked.group_size, asked.timeout, where)
 
 
 dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
