@@ -73,7 +73,7 @@ class Sizes:
 
 SIZES = {
     "cpu": Sizes(4000, 256, 4, 128, 4, 24, 8, 24, 64, 4),
-    "cuda": Sizes(16_000, 1536, 12, 1024, 2, 64, 128, 64, 128, 32),
+    "cuda": Sizes(16_000, 1024, 8, 1024, 2, 64, 64, 64, 256, 32),
 }
 TRANSFORMER, RESNET, CODER = "transformer, tied embeddings", "ResNet", "encoder-decoder, skips"
 MODELS = (TRANSFORMER, RESNET, CODER)
@@ -182,6 +182,7 @@ def _run(args: argparse.Namespace, model_name: str, quiet: Quiet) -> list[dict[s
             for link in links:
                 link.send(name)
             answers: list[dict[str, Any]] = [link.recv() for link in links]
+            print(json.dumps(answers[0]), flush=True)  # so that it is not lost if what follows hangs
             return answers[0]
 
         rows = [quiet.run(partial(ask, name)) for _ in range(args.repetitions) for name in SCHEDULES]
