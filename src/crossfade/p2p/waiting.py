@@ -6,8 +6,9 @@ import select
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
-from crossfade.errors import ChannelTimeout
+from crossfade.errors import ChannelClosed, ChannelTimeout
 from crossfade.host.cores import Core
 from crossfade.p2p.board import Alarm
 
@@ -38,7 +39,7 @@ class Waiting:
         pidfds: Mapping[int, int],
         on_death: Callable[[int], None],
     ) -> None:
-        self._alarm = alarm
+        self._own_alarm: Alarm | None = alarm  # until it is closed
         self._alarms = dict(alarms)
         self._look = look
         self._has_more_to_come = has_more_to_come
@@ -54,8 +55,17 @@ class Waiting:
         self._num_beside = self._num_notes = 0
         self._num_program = 0  # threads of the program that wait
 
+    @property
+    def _alarm(self) -> Alarm:
+        alarm = self._own_alarm
+        if alarm is None:
+            raise ChannelClosed("the communicator was closed while this thread waited", hint="wait for all works first")
+        return alarm
+
     def until(self, ready: Callable[[], bool], timeout_s: float, what: Callable[[], str]) -> bool:
-        """Waits until ``ready()``; False if the time is over. ``what`` says for what, in the errors of all ranks."""
+        """Waits until ``ready()``; False if the time is over. ``what`` says for what, in the errors of all ranks. Raises a
+        `ChannelClosed` if another thread has closed the communicator meanwhile, although not all ranks came.
+        """
         with self._changed:
             self._num_program += 1
         try:
@@ -98,15 +108,15 @@ class Waiting:
             self._core.give_way()
 
     def _sleep_until(self, ready: Callable[[], bool], timeout_s: float, what: Callable[[], str]) -> bool:
-        deadline = time.monotonic() + timeout_s
+        deadline, alarm = time.monotonic() + timeout_s, self._alarm
         try:
-            self._alarm.status = what()
+            alarm.status = what()
             while (left_s := deadline - time.monotonic()) > 0:
                 if self._sleep(ready, min(left_s, self._slice_s())):
                     return True
             return ready()
         finally:
-            self._alarm.status = ""
+            alarm.status = ""
 
     def attend(self, is_quiet: Callable[[], bool]) -> None:
         """Once no thread of the program waits: waits, and handles what comes, until one does, or there is nothing to wait for."""
@@ -117,8 +127,9 @@ class Waiting:
         with self._changed:
             while self._num_program:
                 self._changed.wait(_REST_S)
-        while not ready():
-            self._sleep(ready, self._slice_s())
+        with suppress(ChannelClosed):
+            while not ready():
+                self._sleep(ready, self._slice_s())
 
     def _slice_s(self) -> float:
         return _DEVICE_S if self._has_more_to_come() else _SLICE_S
@@ -140,15 +151,16 @@ class Waiting:
 
         One thread sleeps on the alarm for all; the others are woken when that one, or any thread, has found something.
         """
+        alarm = self._alarm
         if self._sleeping.acquire(blocking=False):
             try:
-                self._alarm.sleep(lambda: self._look() or ready(), limit_s)
+                alarm.sleep(lambda: self._look() or ready(), limit_s)
                 self._look()
             finally:
                 self._sleeping.release()
                 self.notify()
         else:
-            self._alarm.ring()  # the attendant may be the sleeper: it makes room
+            alarm.ring()  # the attendant may be the sleeper: it makes room
             with self._changed:
                 self._num_beside += 1
                 num_notes = self._num_notes
@@ -164,9 +176,11 @@ class Waiting:
         return ready()
 
     def close(self) -> None:
-        """Nobody waits any more: releases the alarms' memory."""
+        """Nobody is to wait any more, and threads that do all the same are told: releases the alarms' memory."""
+        alarm, self._own_alarm = self._alarm, None
+        alarm.ring()
+        self.notify()
         self._alarms.clear()
-        del self._alarm
 
     def notify(self) -> None:
         """Threads that wait look again: this one has found something, or has stopped looking."""
