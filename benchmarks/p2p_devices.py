@@ -15,8 +15,8 @@ from torch.nn import functional
 __all__ = ["Beside", "Block", "Machine", "OnCpu", "OnGpu", "all_reduces", "products", "vit"]
 
 MB = 1 << 20
-GATE_CYCLES = 120_000_000  # 60 ms, in which hosts enqueue ahead
-"""How long a GPU is kept busy while hosts enqueue what is measured: some 30 ms."""
+GATE_CYCLES = 120_000_000
+"""How long a GPU is kept busy while hosts enqueue what is measured: some 60 ms."""
 
 
 class Beside(NamedTuple):

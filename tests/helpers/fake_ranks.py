@@ -32,6 +32,7 @@ class Post:
 
     def __init__(self, inbox: FakeLink, outbox: FakeLink) -> None:
         self.inbox, self.outbox = inbox, outbox
+        self.said: list[Letter] = []
         self.have_come = inbox.has_record
 
     def take(self) -> Letter | None:
@@ -39,6 +40,7 @@ class Post:
         return letter
 
     def put(self, letter: Letter) -> None:
+        self.said.append(letter)
         self.outbox.send(letter)
 
     def flush(self) -> bool:
@@ -89,6 +91,7 @@ class Rank:
         self.posts = [Post(links[other, number], links[number, other]) for other in range(len(boards))]
         self.received: list[Receive] = []
         self.all = [self]
+        self.is_done = False  # with what another rank's program waits for
         self.has_closed = False  # nothing of the other ranks' is opened here any more
         layout = BoardLayout(len(boards))
         each = []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from crossfade.p2p import backend  # noqa: E402
 from crossfade.p2p.backend import placed  # noqa: E402
 
 
@@ -30,6 +32,13 @@ def test_where_the_program_has_set_no_gpu_it_is_that_of_the_rank(four_gpus: pyte
     four_gpus.setenv("LOCAL_RANK", "1")
     assert gpu_of(6) == 1
     assert gpu_of(6, device="cuda:2", transport="copy") == 2
+
+
+def test_the_device_of_the_default_group_comes_first(four_gpus: pytest.MonkeyPatch) -> None:
+    four_gpus.setenv("LOCAL_RANK", "1")
+    world = SimpleNamespace(bound_device_id=torch.device("cuda:2"))
+    four_gpus.setattr(backend, "dist", SimpleNamespace(group=SimpleNamespace(WORLD=world)))
+    assert gpu_of(3) == 2
 
 
 def test_else_it_is_the_one_that_is_set(four_gpus: pytest.MonkeyPatch) -> None:

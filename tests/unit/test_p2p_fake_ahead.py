@@ -36,7 +36,7 @@ AHEAD = {
 @pytest.mark.parametrize("name", AHEAD)
 def test_nothing_races_where_streams_wait_ahead(name: str, is_staged: bool) -> None:
     world = AHEAD[name].staged(is_staged=is_staged)
-    verdict = sample(world, range(60), is_strict=False)
+    verdict = sample(world, range(30 if is_staged else 60), is_strict=False)
     assert verdict.is_ok, verdict
     assert world.num_ahead or name == "dropped"
 
@@ -82,7 +82,7 @@ def second(rank: Rank) -> Program:
 def test_a_pipeline_whose_streams_share_hardware_queues_comes_to_its_end(num_queues: int, is_staged: bool) -> None:
     """Streams wait ahead, and what they wait for is never behind them in a queue."""
     world = Case(Setting(is_ahead=True, num_queues=num_queues, is_staged=is_staged), first, second)
-    verdict = sample(world, range(80), is_strict=False)
+    verdict = sample(world, range(30 if is_staged else 80), is_strict=False)
     assert verdict.is_ok, verdict
     assert world.num_ahead
 
@@ -133,7 +133,11 @@ def test_no_copy_of_ours_stands_in_front_of_another_one(
     size_bytes: int, other_bytes: int, num_looks: int, is_staged: bool
 ) -> None:
     """A pull of a value that is behind another rank's wait ahead would hold up the pull of the value that ends this wait."""
-    verdict = sample(crossed(size_bytes, other_bytes, num_looks, is_staged=is_staged), range(40), is_strict=False)
+    verdict = sample(
+        crossed(size_bytes, other_bytes, num_looks, is_staged=is_staged),
+        range(15 if is_staged else 40),
+        is_strict=False,
+    )
     assert verdict.is_ok, verdict
 
 

@@ -1,4 +1,4 @@
-"""A pool of events that the host can poll, and wait for where it is to."""
+"""A pool of events that the host can poll; those that are made for it can also be waited for."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class PooledEvent:
         """Blocks this thread until the device is that far; only of an event that ``is_waited``. Raises a `DeviceError` if it will
         never be.
         """
+        assert self._pool.is_for_waits(self._spare), "this event is only polled"
         self._pool.driver.wait_host(self._event)
 
     def hold(self, stream: int) -> None:
@@ -59,7 +60,12 @@ class EventPool:
         self.driver.record_event(number, stream)
         return event
 
+    def is_for_waits(self, spare: list[int]) -> bool:
+        """Whether the events that end in this list can be waited for."""
+        return spare is self._waited
+
     def destroy_spare(self) -> None:
+        """Gives those back that nobody uses."""
         for spare in (self._polled, self._waited):
             while spare:
                 self.driver.destroy_event(spare.pop())

@@ -3,8 +3,9 @@
 ``dist.new_group(backend="crossfade")`` and ``dist.init_process_group("crossfade")`` give a group whose ``send``, ``recv``,
 ``isend``, ``irecv`` and ``batch_isend_irecv`` go by `crossfade.p2p`: tags count, and tensors may be received in any order. Its
 collectives are those of gloo for CPU tensors and of NCCL for CUDA tensors. ``pg_options``, a dict, holds arguments of
-`crossfade.p2p.P2P`, such as ``{"transport": "staged"}``. It is opened for torch's current GPU; in a program that has not set one,
-for the GPU with torchrun's number for this process (``LOCAL_RANK``), or with that of its rank.
+`crossfade.p2p.P2P`, such as ``{"transport": "staged"}``. It is opened for torch's current GPU. Where that is the first one, the
+program may not have set any: then it is the one to which the default group is bound (``device_id``), that with torchrun's number
+for this process (``LOCAL_RANK``), or that of its rank; ``{"device": "cuda:0"}`` says that the first one is meant.
 
 torch takes a Python group as the whole group. So the name stands alone, and not in a list such as ``cuda:crossfade,cpu:gloo``,
 which would mean the same.
@@ -137,11 +138,13 @@ def _only(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def placed(options: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
-    """Options that say which GPU, where the program may not have set one; torch's NCCL guesses the same. ``rank``: in the world."""
+    """Options that say which GPU, where the program may not have set one. ``rank``: in the world."""
     if "device" in options or not torch.cuda.is_available() or torch.cuda.current_device():
         return options
+    world = dist.group.WORLD
+    bound: torch.device | None = None if world is None else world.bound_device_id
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
-    return {"device": torch.device("cuda", local_rank % torch.cuda.device_count()), **options}
+    return {"device": bound or torch.device("cuda", local_rank % torch.cuda.device_count()), **options}
 
 
 def _create(asked: Any, options: Mapping[str, Any] | None) -> CrossfadeGroup:

@@ -67,9 +67,9 @@ class Cells:
         return self._num_owned > len(self.ended)
 
     @property
-    def are_few_free(self) -> bool:
-        """Whether there may soon be no room for more."""
-        return 2 * self.used_bytes > self._most_bytes
+    def is_roomy(self) -> bool:
+        """Whether next to nothing is in use: cells that wait for nothing but the other rank's host, among them."""
+        return 16 * self.used_bytes <= self._most_bytes
 
     def own(self, size_bytes: int) -> Cell:
         """A cell for a tensor, which goes to `ended` behind its last view. Raises a `DeviceError` if there is no memory."""
@@ -78,13 +78,14 @@ class Cells:
         return cell
 
     def take(self, size_bytes: int, *, is_urgent: bool) -> Cell | None:
-        """A cell; None if too many are in use already, which does not count for what is urgent.
+        """A cell; None if too many are in use already, which does not count for what is urgent. Where next to nothing is in use,
+        there is one of any length.
 
         Raises:
             DeviceError: there is no memory for what is urgent.
         """
         length = _length_of(size_bytes)
-        if not is_urgent and self.used_bytes and self.used_bytes + length > self._most_bytes:
+        if not (is_urgent or self.is_roomy) and self.used_bytes + length > self._most_bytes:
             return None
         try:
             cell = self._take(length)

@@ -3,12 +3,12 @@
 ::
 
     short       sender's current stream    copy into a cell in memory of the host | set ready    then `Announced`
-                receiver's current stream  (wait ready) | copy out of it | set done    in `Work.wait`
+                receiver's current stream  (wait ready) | copy out of it    in `Work.wait`; its host sets done, or the stream does
     posted      sender's push stream    (wait ready) | copy into the receiver's tensor | set done    then `Pushed`
     landed      sender's push stream    copy into a cell of the receiver's | set done                then `Pushed`
                 receiver's current stream  (wait done) | copy out of it, in `Work.wait`, which need not wait for `Pushed`
     announced   receiver's pull stream  (wait ready) | copy out of the sender's memory | set done    (then `Pulled`)
-    staged      sender's push stream    for each piece: copy into pinned memory of the host, and beside it set ready
+    staged      sender's push stream    for each piece: copy into pinned memory of the host, and beside it (ahead: in it) set ready
                 receiver's pull stream  for each piece: (wait ready, beside it) | copy out of it, and behind the last one set done
 
 So whoever comes second enqueues the copy, a large value is copied once, and no stream waits for what is not enqueued (PL-5). The
@@ -135,7 +135,7 @@ class Copies(Carrier):
 
     @marked("copy")
     def _land(self, receive: Receive, landing: Window | OpenWindow, after: PooledEvent | None, stream: int) -> None:
-        """The completion of a copy out of the sender's memory is told by what the sender waits for, and takes no event."""
+        """The completion of a copy out of the sender's memory takes no event where ``done``, which is set behind it, tells."""
         side = receive.side
         ends = self._ends[side.is_host]
         receive.landing = None
@@ -160,15 +160,17 @@ class Copies(Carrier):
             if not is_there:
                 come.wait(stream, step)
             side.driver.copy(receive.address + offset, source + offset, length, stream)
-        done = counters.done(landing.word) if isinstance(landing, Window) and not landing.is_prompt else None
-        if isinstance(landing, Window) and landing.is_prompt:
-            counters.done(landing.word).set(stream, landing.uses)
-            receive.finish_at(counters.done(landing.word), landing.uses)
-        else:
-            receive.finish_behind(stream)
+        done: Counter | None = None
         if isinstance(landing, Window):
+            done = counters.done(landing.word)
             self._tell_of_pull(receive, landing)
             self.num_bytes += receive.size_bytes
+        if isinstance(landing, Window) and done is not None and landing.is_prompt:
+            done.set(stream, landing.uses)
+            receive.finish_at(done, landing.uses)
+            done = None
+        else:
+            receive.finish_behind(stream)
         self._under_way.add(receive, done, landing.uses)
         if self.death is not None and not is_there:
             receive.error = copy(self.death)
@@ -286,7 +288,8 @@ class Copies(Carrier):
                 self._begin_copy(send)
             else:  # in the order of the stream on which the value was made
                 send.finish()
-        is_prompt = is_urgent or windows.are_few_free or (cell is None or shared.cells.are_few_free)
+        is_short = size_bytes <= SHORT_BYTES and not side.is_host
+        is_prompt = is_urgent or not is_short or windows.are_few_free or not shared.cells.is_roomy
         return Offer(_as_letter(place, window, is_lent=cell is None, is_prompt=is_prompt), window)
 
     @staticmethod

@@ -207,8 +207,8 @@ class Side:
         return stream
 
     def set_step(self, counter: Counter, step: int, stream: int) -> None:
-        """Says behind a stream that a piece of a value is done: beside it, so that the next one need not wait, but for a stream
-        that may wait ahead, since others would wait with it.
+        """Says behind a stream that a piece of a value is done. The word is set on a stream beside it, so that the next piece need
+        not wait; where streams wait ahead, on the stream itself: the stream beside it serves all, and would hold up others.
 
         All pieces of a value are told of in the same place, or a late word of an earlier one would take back a later one's.
         """

@@ -34,6 +34,7 @@ class Pairs:
         self._too_late = too_late
         self._limit_s = limit_s
         self._ahead: deque[tuple[float, Receive]] = deque()  # receives for which a stream waits ahead, and until when
+        self._released: list[Receive] = []  # those of them that will not come
         self._lost: Exception | None = None
         self.has_raised = False  # that something was lost
 
@@ -88,11 +89,23 @@ class Pairs:
                     return
                 self.each[receive.rank].give_up(self._too_late(str(receive), self._limit_s))
             ahead.popleft()
+            if receive.error is not None:
+                self._released.append(receive)
+
+    def _release_again(self) -> None:
+        """Lets streams go that have waited in vain: a counter may be set back by what a stream of the other rank sets late."""
+        self._released = [
+            receive for receive in self._released if receive.ahead is not None and not receive.is_copied()
+        ]
+        for receive in self._released:
+            if receive.ahead is not None:
+                receive.ahead.release()
 
     def awaited(self) -> str:
         """What a stream waits for ahead, in words; "" for nothing."""
         with self.lock:
             self._expire()
+            self._release_again()
             return f"waits on its GPU for {self._ahead[0][1]}" if self._ahead else ""
 
     def check(self) -> None:
@@ -151,3 +164,4 @@ class Pairs:
         self.each, self._in_use = [], []
         self._unused = {}
         self._ahead.clear()
+        self._released.clear()

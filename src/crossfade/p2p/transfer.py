@@ -40,7 +40,7 @@ class Transfer:
         self.error: Exception | None = None
         # The copy has been made when the event comes, on that stream, or when the counter has come to the value.
         self._event: PooledEvent | None = None
-        self.copy_stream = -1  # none, where it ends by a counter
+        self.copy_stream: int | None = None
         self._counter: Counter | None = None
         self._value = 0
 

@@ -10,34 +10,39 @@ from crossfade.p2p.transfer import Transfer
 
 
 class UnderWay:
-    """The transfers with one rank whose copies are enqueued; it keeps their tensors. Those of one stream end in their order, so
-    that none waits here for one that it does not wait for on the device.
+    """The transfers with one rank whose copies are enqueued; it keeps their tensors. Those of one stream end in their order, and
+    wait here for nothing that they do not wait for on the device. Those that end by a counter, in no order, stand in one queue:
+    nothing but their tensors waits there.
     """
 
     def __init__(self) -> None:
-        self._by_stream: dict[int, deque[tuple[Transfer, Counter | None, int]]] = {}
+        # By whether the stream is the host's, and the stream, None for those that end by a counter.
+        self._queues: dict[tuple[bool, int | None], deque[tuple[Transfer, Counter | None, int]]] = {}
 
     def add(self, transfer: Transfer, done: Counter | None = None, uses: int = 0) -> None:
         """``done`` is to be set to ``uses`` by the host, once the copy has been made."""
-        self._by_stream.setdefault(transfer.copy_stream, deque()).append((transfer, done, uses))
+        key = transfer.side.is_host, transfer.copy_stream
+        self._queues.setdefault(key, deque()).append((transfer, done, uses))
 
     def collect(self) -> None:
-        """Releases tensors that no device uses any more."""
-        for each in self._by_stream.values():
-            while each and each[0][0].is_copied():
-                transfer, done, uses = each.popleft()
-                transfer.let_go()
+        """Releases tensors that no device uses any more. An interrupt may come anywhere: what is not done whole is done again."""
+        for queue in self._queues.values():
+            while queue and queue[0][0].is_copied():
+                transfer, done, uses = queue[0]
                 if done is not None:
                     done.set_from_host(uses)
+                transfer.let_go()
+                queue.popleft()
 
     def __iter__(self) -> Iterator[Transfer]:
-        return (transfer for each in self._by_stream.values() for transfer, _, _ in tuple(each))
+        """Any thread may ask, while another one adds."""
+        return iter([transfer for queue in tuple(self._queues.values()) for transfer, _, _ in tuple(queue)])
 
     def __bool__(self) -> bool:
-        return any(self._by_stream.values())
+        return any(self._queues.values())
 
     def clear(self) -> None:
         """The other rank has died, and no device does anything for it any more."""
         for transfer in self:
             transfer.let_go()
-        self._by_stream.clear()
+        self._queues.clear()
