@@ -64,7 +64,10 @@ def test_of_two_devices_one_that_fails_does_not_give_up_what_the_other_still_wri
         other.hold(home.up_stream)
         assert len(ring.copies.ends_of_copies()) == 2
         told: list[DeviceError | None] = []
-        both = events.at(home.up_stream), ring.copies.events(ring.home).at(up)
+        both = tuple(
+            pool.at(stream, is_waited=True)
+            for pool, stream in ((events, home.up_stream), (ring.copies.events(ring.home), up))
+        )
         ring.copies.publisher.submit(both, told.append)
         other.break_down(DeviceError("an illegal address"))
         assert len(ring.copies.ends_of_copies()) == 1
