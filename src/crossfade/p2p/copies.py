@@ -160,18 +160,18 @@ class Copies(Carrier):
             if not is_there:
                 come.wait(stream, step)
             side.driver.copy(receive.address + offset, source + offset, length, stream)
-        done: Counter | None = None
-        if isinstance(landing, Window):
-            done = counters.done(landing.word)
-            self._tell_of_pull(receive, landing)
-            self.num_bytes += receive.size_bytes
-        if isinstance(landing, Window) and done is not None and landing.is_prompt:
+        done = counters.done(landing.word)
+        is_by_host = False
+        if isinstance(landing, Window) and landing.is_prompt:
             done.set(stream, landing.uses)
             receive.finish_at(done, landing.uses)
-            done = None
         else:
             receive.finish_behind(stream)
-        self._under_way.add(receive, done, landing.uses)
+            is_by_host = isinstance(landing, Window)
+        if isinstance(landing, Window):
+            self._tell_of_pull(receive, landing)
+            self.num_bytes += receive.size_bytes
+        self._under_way.add(receive, done if is_by_host else None, landing.uses)
         if self.death is not None and not is_there:
             receive.error = copy(self.death)
 
@@ -201,11 +201,11 @@ class Copies(Carrier):
         for step, (offset, length) in enumerate(pieces, window.uses - len(pieces) + 1):
             side.await_step(ready, step, stream, is_first=not offset)
             side.driver.copy(target + offset, source + offset, length, stream)
-            if is_into or (window.is_prompt and step == window.uses):
+            if is_into or step == window.uses:
                 done.set(stream, step)
         self.num_bytes += transfer.size_bytes
         transfer.finish_behind(stream)
-        self._begin_copy(transfer, None if window.is_prompt else done, window.uses)
+        self._begin_copy(transfer)
 
     def place_of(self, receive: Receive) -> Place | None:
         ends = self._ends[receive.side.is_host]
@@ -330,9 +330,9 @@ class Copies(Carrier):
         transfer.finish_at(done, window.uses)
         self._begin_copy(transfer)
 
-    def _begin_copy(self, transfer: Transfer, done: Counter | None = None, uses: int = 0) -> None:
-        """The copy is enqueued; where a counter is given, the host says of it that it has been made."""
-        self._under_way.add(transfer, done, uses)
+    def _begin_copy(self, transfer: Transfer) -> None:
+        """The copy is enqueued."""
+        self._under_way.add(transfer)
         if self.death is not None:
             transfer.error = copy(self.death)
 
