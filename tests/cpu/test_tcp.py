@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -66,6 +67,7 @@ def _close(all_streams: list[dict[int, Stream]]) -> None:
 
 
 def test_messages_and_plain_bytes_between_four(pool: ThreadPoolExecutor) -> None:
+    gc.collect()  # what tests before have left would go meanwhile
     num_before = len(os.listdir("/proc/self/fd"))
     streams = _open_all(pool, 4, Ranks(4))
     for k, row in enumerate(streams):
@@ -81,7 +83,7 @@ def test_messages_and_plain_bytes_between_four(pool: ThreadPoolExecutor) -> None
     sent.result(_LIMIT_S)
     assert target == value
     _close(streams)
-    assert len(os.listdir("/proc/self/fd")) == num_before
+    assert len(os.listdir("/proc/self/fd")) <= num_before
 
 
 def test_whoever_lacks_the_key_is_turned_away(pool: ThreadPoolExecutor) -> None:
