@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch", reason="crossfade.p2p")
 
-from crossfade.p2p import backend  # noqa: E402
-from crossfade.p2p.backend import placed  # noqa: E402
+import torch
+
+from crossfade.p2p import backend
+from crossfade.p2p.backend import placed
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ class Cells:
 
     @property
     def is_roomy(self) -> bool:
-        """Whether next to nothing is in use: cells that wait for nothing but the other rank's host, among them."""
+        """Whether at most a sixteenth of the memory is in use."""
         return 16 * self.used_bytes <= self._most_bytes
 
     def own(self, size_bytes: int) -> Cell:
@@ -78,8 +78,8 @@ class Cells:
         return cell
 
     def take(self, size_bytes: int, *, is_urgent: bool) -> Cell | None:
-        """A cell; None if too many are in use already, which does not count for what is urgent. Where next to nothing is in use,
-        there is one of any length.
+        """A cell; None if too many are in use already, which does not count for what is urgent. Where `is_roomy`, a cell may have
+        any length.
 
         Raises:
             DeviceError: there is no memory for what is urgent.

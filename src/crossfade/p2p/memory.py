@@ -208,7 +208,7 @@ class Side:
 
     def set_step(self, counter: Counter, step: int, stream: int) -> None:
         """Says behind a stream that a piece of a value is done. The word is set on a stream beside it, so that the next piece need
-        not wait; where streams wait ahead, on the stream itself: the stream beside it serves all, and would hold up others.
+        not wait; where streams wait ahead, on the stream itself: the stream beside it serves all transfers, and would delay others.
 
         All pieces of a value are told of in the same place, or a late word of an earlier one would take back a later one's.
         """

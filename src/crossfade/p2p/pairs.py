@@ -93,7 +93,7 @@ class Pairs:
                 self._released.append(receive)
 
     def _release_again(self) -> None:
-        """Lets streams go that have waited in vain: a counter may be set back by what a stream of the other rank sets late."""
+        """Releases streams whose receives have failed once more: the other rank's stream may have set the counter back since."""
         self._released = [
             receive for receive in self._released if receive.ahead is not None and not receive.is_copied()
         ]

@@ -10,9 +10,8 @@ from crossfade.p2p.transfer import Transfer
 
 
 class UnderWay:
-    """The transfers with one rank whose copies are enqueued; it keeps their tensors. Those of one stream end in their order, and
-    wait here for nothing that they do not wait for on the device. Those that end by a counter, in no order, stand in one queue:
-    nothing but their tensors waits there.
+    """The transfers with one rank whose copies are enqueued, and their tensors. There is a queue for each stream, whose copies end
+    in its order, and one for all transfers that end by a counter, in any order: there a transfer may keep later ones' tensors.
     """
 
     def __init__(self) -> None:
