@@ -49,6 +49,7 @@ HOT = (
     "p2p/matching",
     "p2p/pair",
     "p2p/pairs",
+    "p2p/pull_streams",
     "p2p/transfer",
     "p2p/under_way",
     "p2p/windows",

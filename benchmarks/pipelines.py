@@ -14,7 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ import crossfade.p2p.backend
 from benchmarks.common import REPORTS, Table, this_machine, today, write_report
 from benchmarks.quiet import Quiet
 from crossfade.pipelines import SCHEDULES, Split, split
-from crossfade.pipelines.orders import order_of
+from crossfade.pipelines.orders import order_of, passes_of
 from crossfade.pipelines.predict import host_costs
 from tests.helpers.pipeline_models import EncoderDecoder, ResNet, Transformer
 
@@ -73,7 +73,7 @@ class Sizes:
 
 SIZES = {
     "cpu": Sizes(4000, 256, 4, 128, 4, 24, 8, 24, 64, 4),
-    "cuda": Sizes(16_000, 1024, 8, 1024, 2, 64, 64, 64, 256, 32),
+    "cuda": Sizes(16_000, 1024, 8, 1024, 4, 64, 512, 64, 256, 32),
 }
 TRANSFORMER, RESNET, CODER = "transformer, tied embeddings", "ResNet", "encoder-decoder, skips"
 MODELS = (TRANSFORMER, RESNET, CODER)
@@ -111,7 +111,8 @@ def _steps_us(model: Model, cut: Split, name: str, batch: Any, num_steps: int) -
     """How long training steps take on the slowest rank, the optimizer's left out; after two that do not count."""
     inputs, target = batch
     num_microbatches = len(target) // model.size
-    mine = {each.stage for each in order_of(name, cut.num_stages, num_microbatches, NUM_RANKS)[dist.get_rank()]}
+    order = passes_of(order_of(name, cut.num_stages, num_microbatches, NUM_RANKS))
+    mine = {each.stage for each in order[dist.get_rank()]}
     stages = [cut.build_stage(index, group=dist.group.WORLD) for index in sorted(mine)]
     is_single = name in ("GPipe", "1F1B")
     schedule = get_schedule_class(name)(stages[0] if is_single else stages, num_microbatches, loss_fn=model.loss)
@@ -136,7 +137,7 @@ def _work(link: Any, rank: int, args: argparse.Namespace, model_name: str, store
     if device.type == "cuda":
         torch.cuda.set_device(device)
     meeting = dist.FileStore(store, NUM_RANKS)  # type: ignore[attr-defined,unused-ignore]
-    dist.init_process_group(crossfade.p2p.backend.NAME, store=meeting, rank=rank, world_size=NUM_RANKS)
+    dist.init_process_group(args.backend, store=meeting, rank=rank, world_size=NUM_RANKS)
     while (name := link.recv()) is not None:
         link.send(_measure(args, device, model_name, name))
     dist.destroy_process_group()
@@ -159,7 +160,7 @@ def _measure(args: argparse.Namespace, device: torch.device, model_name: str, na
         "schedule": name,
         "stages": num_stages,
         "imbalance": cut.imbalance,
-        "stage_us": [each.times.time_us for each in cut.stages],
+        "stages_us": [asdict(each.times) for each in cut.stages],
         "bubbles": predicted.bubbles,
         "predicted_us": predicted.step_us,
         "measured_us": _steps_us(model, cut, name, batch, args.steps),
@@ -185,7 +186,7 @@ def _run(args: argparse.Namespace, model_name: str, quiet: Quiet) -> list[dict[s
             print(json.dumps(answers[0]), flush=True)  # so that it is not lost if what follows hangs
             return answers[0]
 
-        rows = [quiet.run(partial(ask, name)) for _ in range(args.repetitions) for name in SCHEDULES]
+        rows = [quiet.run(partial(ask, name)) for _ in range(args.repetitions) for name in args.schedules]
         for link in links:
             link.send(None)
         for worker in workers:
@@ -235,7 +236,9 @@ def main() -> None:
     """Runs all models, or those that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--backend", default=crossfade.p2p.backend.NAME, help="of the ranks; nccl or gloo to compare")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--schedules", nargs="*", default=list(SCHEDULES), choices=list(SCHEDULES))
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--passes", type=int, default=7)
@@ -255,7 +258,7 @@ def main() -> None:
         text = (
             f"# Stages of equal time, and predicted training steps\n\n{machine}{gpu}; {today()}; "
             f"`python -m benchmarks.pipelines --device {args.device} {how} --report`\n\n{_summary(rows)}\n\n"
-            "Two ranks, one torch thread each on CPUs, over the backend `crossfade`. Each repetition cuts the model "
+            f"Two ranks, one torch thread each on CPUs, over the backend `{args.backend}`. Each repetition cuts the model "
             f"anew, measures its stages, predicts, and then trains {args.steps} steps (the slowest rank's time, without the "
             f"optimizer's step) after two that do not count. Medians, with the lowest and the highest. "
             f"{quiet.summary()}\n\n{table.markdown()}\n"

@@ -11,11 +11,12 @@ from crossfade.device.staged_layout import StagedLayout
 from crossfade.errors import ChannelClosed, ChannelTimeout
 from crossfade.host.memory import Memory
 from crossfade.p2p.board import BoardLayout
-from crossfade.p2p.copies import SHORT_BYTES, Copies
+from crossfade.p2p.copies import Copies
 from crossfade.p2p.letters import Letter
-from crossfade.p2p.memory import OpenedMemories, Side
+from crossfade.p2p.memory import SHORT_BYTES, OpenedMemories, Side
 from crossfade.p2p.pair import Pair
 from crossfade.p2p.pairs import Pairs
+from crossfade.p2p.pull_streams import num_pull_streams
 from crossfade.p2p.transfer import Receive, Send, Transfer
 from crossfade.p2p.windows import Counters, Ends
 from crossfade.testing.fake import FakeDriver, FakeLink, Machine, Until
@@ -84,7 +85,9 @@ class Rank:
         self.compute, self.other = (self.driver.create_stream(name) for name in ("compute", "other"))
         self.current = self.compute
         buffer_bytes = how.buffer_bytes[min(number, len(how.buffer_bytes) - 1)]
-        side = self.side = Side(driver, count(), buffer_bytes, landed_bytes=LONG if how.is_ahead else 0)
+        num_pulls = num_pull_streams(how.num_queues or 32) if how.is_ahead else 0
+        landed_bytes = LONG if how.is_ahead else 0
+        side = self.side = Side(driver, count(), buffer_bytes, landed_bytes=landed_bytes, num_pull_streams=num_pulls)
         side.current_stream = lambda: self.current
         side.lent_bytes = LONG + how.is_ahead
         side.staged.layout = StagedLayout(chunk_bytes=SHORT_BYTES)  # more than one piece for all but short values

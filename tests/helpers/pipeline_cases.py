@@ -16,7 +16,7 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 
 import crossfade.p2p.backend
 from crossfade.pipelines import SCHEDULES, Split, split
-from crossfade.pipelines.orders import Kind, Pass, order_of
+from crossfade.pipelines.orders import Kind, Pass, order_of, passes_of
 from tests.helpers.pipeline_models import EncoderDecoder, Frozen, ResNet, Transformer
 from tests.helpers.ranks import Case
 
@@ -133,7 +133,7 @@ def train(problem: Problem, name: str, group: Any) -> None:
     num_stages = num_ranks if is_single else 2 * num_ranks
     _, inputs, target = seeded(problem)
     cut = copy.deepcopy(_split(problem, num_stages))
-    order = order_of(name, num_stages, NUM_MICROBATCHES, num_ranks)
+    order = passes_of(order_of(name, num_stages, NUM_MICROBATCHES, num_ranks))
     mine = sorted({each.stage for each in order[rank]})
     stages = [cut.build_stage(index, group=group) for index in mine]
     schedule = get_schedule_class(name)(stages[0] if is_single else stages, NUM_MICROBATCHES, loss_fn=problem.loss)

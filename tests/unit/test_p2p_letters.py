@@ -31,7 +31,7 @@ _LENGTH = st.integers(0, 2**63)
 _TAG = st.integers(-(2**62), 2**62)
 _WORD = st.integers(0, 255)
 _NUMBER = st.integers(0, 2**31 - 1)
-_WINDOW = st.builds(Window, _NUMBER, _LENGTH, _WORD, _LENGTH, st.booleans())
+_WINDOW = st.builds(Window, _NUMBER, _LENGTH, _WORD, _LENGTH, st.booleans(), st.booleans(), st.integers(0, 2**16 - 1))
 _SHAPE = st.lists(_LENGTH, max_size=MOST_DIMS).map(tuple)
 _LETTERS = st.one_of(
     st.builds(Announced, _TAG, _LENGTH, st.booleans(), _WORD, _SHAPE, st.none() | _WINDOW),

@@ -17,9 +17,10 @@ from crossfade.cluster import HostGroup, Network
 from crossfade.errors import CrossfadeError, GraphError, PlanError
 from crossfade.pipelines.lowering import id_of, plan_of
 from crossfade.pipelines.measure_stages import StageTimes
-from crossfade.pipelines.orders import SCHEDULES, Kind, Pass, order_of
+from crossfade.pipelines.orders import SCHEDULES, Kind, Pass, order_of, passes_of
 from crossfade.pipelines.predict import Prediction, predict
 from crossfade.pipelines.report import StageReport
+from crossfade.pipelines.timing import PassTime
 from crossfade.pipelines.torch_names import schedule_order
 from crossfade.plan.actions import Verb
 from crossfade.plan.validate import validate
@@ -33,12 +34,13 @@ NUMBERS = [(4, 8), (8, 8), (8, 16), (2, 4), (6, 9)]
 
 @pytest.mark.parametrize(("num_stages", "num_microbatches"), NUMBERS, ids=str)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("transport", [Transport.SHM, Transport.GLOO])
+@pytest.mark.parametrize("transport", [Transport.SHM, Transport.GLOO, Transport.COPY])
 def test_every_schedule_is_a_sound_plan_that_does_each_pass_once(
     schedule: str, num_stages: int, num_microbatches: int, transport: Transport
 ) -> None:
     order = order_of(schedule, num_stages, num_microbatches)
-    counts = Counter(each for passes in order.values() for each in passes)
+    passes = passes_of(order)
+    counts = Counter(each for mine in passes.values() for each in mine)
     assert set(counts.values()) == {1}
     for stage in range(num_stages):
         for number in range(num_microbatches):
@@ -46,12 +48,13 @@ def test_every_schedule_is_a_sound_plan_that_does_each_pass_once(
             divided = [counts[Pass(kind, stage, number)] for kind in (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)]
             whole = counts[Pass(Kind.BACKWARD, stage, number)]
             assert (whole, *divided) in ((1, 0, 0), (0, 1, 1))
-    plan = plan_of(order, transport)
+    gpus = {rank: rank for rank in order} if transport is Transport.COPY else None
+    plan = plan_of(order, transport, gpus)
     validate(plan)
     assert parse_plan(str(plan)) == plan
-    for rank, passes in order.items():
+    for rank, mine in passes.items():
         ran = [action.target for action in plan.programs[f"rank{rank}"] if action.verb is Verb.RUN]
-        assert ran == [id_of(each) for each in passes]
+        assert ran == [id_of(each) for each in mine]
 
 
 @pytest.mark.parametrize("transport", [Transport.COPY, Transport.STAGED, Transport.NCCL])
@@ -76,13 +79,19 @@ def test_every_schedule_is_sound_on_the_hosts_of_a_cluster(schedule: str, device
 
 
 def test_one_forward_one_backward_is_the_textbooks() -> None:
-    order = order_of("1F1B", 2, 3)
+    order = passes_of(order_of("1F1B", 2, 3))
     assert [id_of(each) for each in order[0]] == ["F0.0", "F0.1", "B0.0", "F0.2", "B0.1", "B0.2"]
     assert [id_of(each) for each in order[1]] == ["F1.0", "B1.0", "F1.1", "B1.1", "F1.2", "B1.2"]
 
 
+def time_of(us: float) -> PassTime:
+    """Of what takes a host and a GPU equally long."""
+    return PassTime(us, us)
+
+
 def stages(num: int, forward_us: float = 10.0, backward_us: float = 20.0) -> list[StageReport]:
-    times = StageTimes(forward_us, backward_us, backward_us / 2, backward_us / 2, 100, 0, 0)
+    half = time_of(backward_us / 2)
+    times = StageTimes(time_of(forward_us), time_of(backward_us), half, half, 100, 0, 0)
     return [StageReport("a", "b", times, 1000, 1000, 0) for _ in range(num)]
 
 
@@ -105,6 +114,31 @@ def test_the_predicted_step_is_the_textbooks(schedule: str, num_stages: int, num
     assert found.exposed_us == pytest.approx([0.0] * num_stages, abs=1e-6)
     alive = [num_microbatches if schedule == "GPipe" else num_stages - stage for stage in range(num_stages)]
     assert found.memory_bytes == tuple(2000 + 100 * num for num in alive)
+
+
+GPU_STEPS_US = {"GPipe": 190.0, "1F1B": 175.0}
+"""Of two stages and four microbatches; forward passes of 10 us, backward passes of 20, transfers of 5."""
+
+
+@pytest.mark.parametrize("schedule", GPU_STEPS_US)
+def test_gpus_move_nothing_before_the_receiver_has_come_to_it(schedule: str) -> None:
+    free = CostModel(
+        push_host_us=0, accept_host_us=0, copy_us=0, copy_gbs=1.0, read_us=0, write_us=0, hop_us=0, wake_us=0, step_us=0,
+        num_cores=8,
+    )  # fmt: skip
+    times = StageTimes(PassTime(0, 10), PassTime(0, 20), None, None, 100, 5000, 5000)
+    seen = [StageReport("a", "b", times, 1000, 1000, 0)] * 2
+    found = predict(seen, schedule, 4, 2, torch.device("cuda"), free)
+    assert found.step_us == pytest.approx(GPU_STEPS_US[schedule], abs=0.01)
+    assert found.bubbles == pytest.approx([1 - 120 / found.step_us] * 2)
+
+
+def test_a_host_that_is_slower_than_its_gpu_is_what_counts() -> None:
+    times = StageTimes(PassTime(50, 10), PassTime(100, 20), None, None, 100, 0, 0)
+    seen = [StageReport("a", "b", times, 1000, 1000, 0)] * 2
+    found = predict(seen, "GPipe", 8, 2, torch.device("cuda"))
+    assert found.step_us > 8 * 150
+    assert min(found.bubbles) > 0.8
 
 
 def test_interleaved_has_a_smaller_bubble_and_zero_bubble_a_smaller_one_still() -> None:
@@ -138,7 +172,10 @@ def test_what_a_schedule_cannot_do_is_refused_with_the_reason(
 
 
 def test_stages_that_cannot_divide_their_backward_pass_are_refused_where_it_matters() -> None:
-    whole = [StageReport(each.first, each.last, StageTimes(1, 2, None, None, 0, 0, 0), 0, 0, 0) for each in stages(4)]
+    whole = [
+        StageReport(each.first, each.last, StageTimes(time_of(1), time_of(2), None, None, 0, 0, 0), 0, 0, 0)
+        for each in stages(4)
+    ]
     assert predict(whole, "Interleaved1F1B", 4, 2, torch.device("cpu")).step_us > 0
     with pytest.raises(GraphError, match="torch cannot divide"):
         predict(whole, "ZBVZeroBubble", 4, 2, torch.device("cpu"))

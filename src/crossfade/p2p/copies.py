@@ -19,15 +19,15 @@ exported. Where GPUs cannot reach each other, cells lie in memory of the host, a
 
 Where streams wait *ahead*, for values whose sends have not begun, PL-5 does not hold: what is enqueued behind such a wait may be
 long in coming. So no stream of ours waits for another rank there, but for the stream behind which it copies: values up to a length
-are pushed into cells, which take no wait to be written; longer ones are lent, and not posted; and what has been announced and has
-not come stays where it lies, until it has, or until the program's own stream waits for it.
+are pushed into cells, which take no wait to be written; longer ones are lent, and not posted, and a few streams wait for them
+(`p2p.pull_streams`); what else has been announced and has not come stays where it lies, until it has, or until the program's own
+stream waits for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import Final
 
 from crossfade.device.events import PooledEvent
 from crossfade.device.signals import Counter
@@ -37,13 +37,10 @@ from crossfade.marks import marked
 from crossfade.p2p.carrier import Carrier, Letters, Offer
 from crossfade.p2p.cells import Cell, Cells, Place
 from crossfade.p2p.letters import Exported, Forgotten, Pulled, Window
-from crossfade.p2p.memory import Shared
+from crossfade.p2p.memory import SHORT_BYTES
 from crossfade.p2p.transfer import OpenWindow, Receive, Send, Transfer
 from crossfade.p2p.under_way import UnderWay
 from crossfade.p2p.windows import Ends
-
-SHORT_BYTES: Final = 64 << 10
-"""A value of at most this length passes through a cell in memory of the host, which both ranks' current streams reach."""
 
 
 class Copies(Carrier):
@@ -80,20 +77,33 @@ class Copies(Carrier):
         if receive.size_bytes <= SHORT_BYTES:
             self._keep(receive, window)
         else:
-            self._pull(receive, window, is_waited_for=window.is_lent)
+            self._pull(receive, number, window, is_waited_for=window.is_lent)
 
     def pull(self, receive: Receive, number: int, window: Window) -> None:
-        self._pull(receive, window, is_waited_for=True)
+        self._pull(receive, number, window, is_waited_for=True)
 
-    def _pull(self, receive: Receive, window: Window, *, is_waited_for: bool) -> None:
+    def _pull(self, receive: Receive, number: int, window: Window, *, is_waited_for: bool) -> None:
         """``is_waited_for``: its sender waits for that, or needs the window."""
-        if receive.side.landed_bytes and not self._has_come(receive, window):
+        side = receive.side
+        if side.landed_bytes and not self._has_come(receive, window):
+            waiting = self._pull_stream(receive, number, window)
+            if waiting is not None:
+                self._land(receive, window, receive.free(), waiting)
+                return
             self._keep(receive, window)
             self._to_come[receive] = is_waited_for
             return
-        stream = receive.side.stream_beside(Role.DOWN, receive.stream)
+        stream = side.stream_beside(Role.DOWN, receive.stream)
         self._copy(receive, window, receive.free(), stream, is_into=False)
         self._tell_of_pull(receive, window)
+
+    def _pull_stream(self, receive: Receive, number: int, window: Window) -> int | None:
+        """A stream of ours that may wait for a value; None if it is to stay where it lies until it has come."""
+        side = receive.side
+        if not window.stream or receive.size_bytes <= side.landed_bytes or side.driver.is_capturing(receive.stream):
+            return None
+        key = id(self), window.stream, receive.stream
+        return side.pull_streams.take(key, number, receive.number, receive.is_copied)
 
     def _keep(self, receive: Receive, window: Window | OpenWindow) -> None:
         """The value stays where it lies."""
@@ -155,7 +165,7 @@ class Copies(Carrier):
             source, come = cell.address, counters.done(landing.word)
         if after is not None:
             after.hold(stream)
-        pieces = [(0, receive.size_bytes)] if is_there else _pieces(ends.shared, receive.size_bytes)
+        pieces = [(0, receive.size_bytes)] if is_there else ends.shared.pieces(receive.size_bytes)
         for step, (offset, length) in enumerate(pieces, landing.uses - len(pieces) + 1):
             if not is_there:
                 come.wait(stream, step)
@@ -197,7 +207,7 @@ class Copies(Carrier):
         target, source = (there, own) if is_into else (own, there)
         ready, done = ends.theirs.ready(window.word), ends.theirs.done(window.word)
         after.hold(stream)
-        pieces = _pieces(ends.shared, transfer.size_bytes)
+        pieces = ends.shared.pieces(transfer.size_bytes)
         for step, (offset, length) in enumerate(pieces, window.uses - len(pieces) + 1):
             side.await_step(ready, step, stream, is_first=not offset)
             side.driver.copy(target + offset, source + offset, length, stream)
@@ -222,14 +232,14 @@ class Copies(Carrier):
         ends = self._ends[receive.side.is_host]
         windows = ends.windows
         self._tell_of(place)
-        window = receive.window = windows.open(len(_pieces(ends.shared, receive.size_bytes)), cell=receive.cell)
+        window = receive.window = windows.open(len(ends.shared.pieces(receive.size_bytes)), cell=receive.cell)
         ready = windows.counters.ready(window.word)
         if receive.cell is None:
             ready.set(receive.stream, window.uses)
         else:  # nothing uses the cell
             receive.cell, window.receive = None, receive
             ready.set_from_host(window.uses)
-        return _as_letter(place, window, is_lent=True)
+        return window.letter(place, is_lent=True)
 
     def unplace(self, receive: Receive) -> None:
         if receive.cell is not None:
@@ -270,7 +280,7 @@ class Copies(Carrier):
             # What is requested comes in the other rank's order.
             stream = side.stream_beside(Role.PUSH, stream, self if is_urgent else None)
             send.ready().hold(stream)
-        pieces = _pieces(shared, size_bytes)
+        pieces = shared.pieces(size_bytes)
         window = windows.open(len(pieces), number, send, cell)
         ready = windows.counters.ready(window.word)
         if len(pieces) == 1:
@@ -290,7 +300,8 @@ class Copies(Carrier):
                 send.finish()
         is_short = size_bytes <= SHORT_BYTES and not side.is_host
         is_prompt = is_urgent or not is_short or windows.are_few_free or not shared.cells.is_roomy
-        return Offer(_as_letter(place, window, is_lent=cell is None, is_prompt=is_prompt), window)
+        made_by = 0 if is_urgent else side.number_of(send.stream)
+        return Offer(window.letter(place, is_lent=cell is None, is_prompt=is_prompt, stream=made_by), window)
 
     @staticmethod
     def _push_up(
@@ -383,12 +394,3 @@ class Copies(Carrier):
         self._under_way.clear()
         for ends in self._ends.values():
             ends.close()
-
-
-def _pieces(shared: Shared, size_bytes: int) -> list[tuple[int, int]]:
-    """How a value is cut; the same on both sides."""
-    return [(0, size_bytes)] if size_bytes <= SHORT_BYTES else shared.pieces(size_bytes)
-
-
-def _as_letter(place: Place, window: OpenWindow, *, is_lent: bool, is_prompt: bool = True) -> Window:
-    return Window(place.exported.memory, place.offset, window.word, window.uses, is_lent, is_prompt)

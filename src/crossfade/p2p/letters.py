@@ -26,6 +26,8 @@ class Window(NamedTuple):
     uses: int  # the value of theirs that this transfer brings
     is_lent: bool  # whether the owner waits for `Pulled` or `Pushed` before it uses the memory again
     is_prompt: bool = True  # whether ``done`` is set by the stream that copies; else its host may do it later
+    # which stream of the owner's says ``ready``, in the order of its announcements; 0 for one that is not in that order.
+    stream: int = 0
 
 
 class Exported(NamedTuple):
@@ -120,7 +122,7 @@ Letter: TypeAlias = (
     Announced | Closed | Exported | Forgotten | Here | Left | Posted | Pulled | Pushed | Read | Refused | Requested
 )
 
-_WINDOW = "iQIQ??"
+_WINDOW = "iQIQ??H"
 _EXPORTED = struct.Struct("<BiQ??B")
 _FORGOTTEN = struct.Struct("<Bi")
 _ANNOUNCED = struct.Struct(f"<BqQ?BB{_WINDOW}")

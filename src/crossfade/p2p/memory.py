@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from crossfade.device.driver import HOST, DeviceMemory, TimedDriver
 from crossfade.device.events import EventPool
@@ -19,15 +19,23 @@ from crossfade.errors import ChannelError, DeviceError
 from crossfade.interrupted import brief
 from crossfade.p2p.cells import Cell, Cells, Place
 from crossfade.p2p.letters import Exported
+from crossfade.p2p.pull_streams import PullStreams
 
 if TYPE_CHECKING:
     import torch
+
+SHORT_BYTES: Final = 64 << 10
+"""A value of at most this length passes through a cell in memory of the host, which both ranks' current streams reach."""
 
 _LENT_BYTES_OF_HOST = 256 << 10
 """A value of at least this length is read where it lies, if its memory can be exported; a shorter one is copied first."""
 
 _LENT_BYTES_OF_DEVICE = (1 << 20) + 1
 """The same on a device: a sender whose value was copied need not wait for the receiver's host, nor its stream for a copy."""
+
+
+_MOST_NUMBERED = 1000
+"""Streams of the program's."""
 
 
 class Exports:
@@ -148,8 +156,8 @@ class Shared:
         self.layout = StagedLayout()
 
     def pieces(self, size_bytes: int) -> list[tuple[int, int]]:
-        """How a value is cut: where each piece begins, and its length."""
-        if not self.is_staged:
+        """How a value is cut, the same on both sides: where each piece begins, and its length."""
+        if not self.is_staged or size_bytes <= SHORT_BYTES:
             return [(0, size_bytes)]
         lengths = self.layout.lengths(size_bytes)
         return list(zip(accumulate(lengths, initial=0), lengths, strict=False))
@@ -169,7 +177,15 @@ class Side:
     neither the sender's stream nor its copy waits for the receiver's stream.
     """
 
-    def __init__(self, driver: TimedDriver, numbers: count[int], buffer_bytes: int, *, landed_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        driver: TimedDriver,
+        numbers: count[int],
+        buffer_bytes: int,
+        *,
+        landed_bytes: int = 0,
+        num_pull_streams: int = 0,
+    ) -> None:
         self.driver = driver
         self.is_host = driver.device == HOST
         self.current_stream = stream_getter(driver.device)
@@ -186,6 +202,8 @@ class Side:
         self.pull_stream = self.streams.get(Role.DOWN)
         self._beside: dict[tuple[Role, int, int], int] = {}  # by what for, the program's, and who uses it
         self.awaiting = [self.push_stream, self.pull_stream]  # streams that may wait for other ranks
+        self.pull_streams = PullStreams(self._make_pull_stream, num_pull_streams)
+        self._numbers: dict[int, int] = {}  # of the program's streams
 
     def stream_beside(self, role: Role, stream: int, user: object = None) -> int:
         """The stream of ours for pushes or pulls behind a stream of the program's. Where that may wait ahead, there is one for
@@ -198,6 +216,16 @@ class Side:
             made = self._beside[key] = self.streams.get(role, f"beside {len(self._beside)}")
             self.awaiting.append(made)
         return self._beside[key]
+
+    def _make_pull_stream(self, number: int) -> int:
+        made = self.streams.get(Role.DOWN, f"pulls {number}")
+        self.awaiting.append(made)
+        return made
+
+    def number_of(self, stream: int) -> int:
+        """A number for a stream of the program's, from 1; 0 where there are too many."""
+        number = self._numbers.setdefault(stream, len(self._numbers) + 1)
+        return number if number <= _MOST_NUMBERED else 0
 
     def join(self) -> int:
         """The current stream, which is going to wait for other ranks."""

@@ -23,6 +23,7 @@ from crossfade.p2p.far import FarCopies
 from crossfade.p2p.memory import OpenedMemories, Side
 from crossfade.p2p.pair import Pair
 from crossfade.p2p.payload import Transport, Waits
+from crossfade.p2p.pull_streams import num_pull_streams
 from crossfade.p2p.windows import Counters, Ends
 from crossfade.p2p.wire import Wire
 from crossfade.peers.rendezvous import Party, Ranks, meet_near
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 _NUM_LANDED = 8
 """Where streams wait ahead, a value may take this part of the memory for values that are copied first."""
+
+_NUM_QUEUES = 8
+"""What CUDA takes where ``CUDA_DEVICE_MAX_CONNECTIONS`` does not say it."""
 
 _HINT = "leave out transport='copy': values go through the host's memory then"
 
@@ -89,7 +93,10 @@ def open_ranks(
         sides = {}
         for driver in drivers:
             landed_bytes = buffer_bytes // _NUM_LANDED if is_ahead and driver.device != HOST else 0
-            sides[driver.device == HOST] = Side(driver, numbers, buffer_bytes, landed_bytes=landed_bytes)
+            pulls = num_pull_streams(_num_queues()) if landed_bytes else 0
+            sides[driver.device == HOST] = Side(
+                driver, numbers, buffer_bytes, landed_bytes=landed_bytes, num_pull_streams=pulls
+            )
         far = [k for k, party in enumerate(parties) if party is None]
         streams = open_streams(rank, far, ranks.gather, timeout_s) if _is_anywhere(ranks, far) else {}
         own_alarm = Alarm(own)
@@ -123,6 +130,12 @@ def open_ranks(
                 party.memory.close()
     ranks.gather([0])  # all have come here
     return Opened(rank, sides, pairs, own_alarm, alarms, pidfds, _watch(sides.get(False), pairs, pidfds))
+
+
+def _num_queues() -> int:
+    """Hardware queues that CUDA spreads this process's streams over."""
+    connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
+    return int(connections) if connections.isdecimal() else _NUM_QUEUES
 
 
 def _watch(side: Side | None, pairs: Sequence[Pair], pidfds: Mapping[int, int]) -> Watchdog | None:

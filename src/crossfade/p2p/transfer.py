@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from crossfade.device.events import PooledEvent
 from crossfade.device.signals import Counter
 from crossfade.errors import ChannelError
-from crossfade.p2p.cells import Cell
+from crossfade.p2p.cells import Cell, Place
 from crossfade.p2p.letters import Announced, Window
 from crossfade.p2p.memory import Side
 
 if TYPE_CHECKING:
     import torch
+
+
+_NUMBERS = count(1)
 
 
 class Arrival(NamedTuple):
@@ -160,6 +164,10 @@ class OpenWindow:
         self.receive: Receive | None = None
         self.is_void = False  # the other rank does not use it
 
+    def letter(self, place: Place, *, is_lent: bool, is_prompt: bool = True, stream: int = 0) -> Window:
+        """It as the other rank is told of it, at some place."""
+        return Window(place.exported.memory, place.offset, self.word, self.uses, is_lent, is_prompt, stream)
+
 
 class Receive(Transfer):
     """A value from one rank."""
@@ -172,6 +180,7 @@ class Receive(Transfer):
         self.window: OpenWindow | None = None  # while it is posted
         self.arrival: Arrival | None = None  # what came for a receive without a tensor
         self.landing: Window | OpenWindow | None = None  # where its value lies, until it is copied from there
+        self.number = next(_NUMBERS)  # in the order in which this process began them
         self.ahead: Counter | None = None  # what a stream waits for although the other rank has not begun its send
         self._free: PooledEvent | None = None
 
@@ -204,3 +213,4 @@ class Receive(Transfer):
     def take_into(self, side: Side, tensor: torch.Tensor, stream: int) -> None:
         """It is known by now what comes."""
         self.side, self.tensor, self.size_bytes, self.stream = side, tensor, tensor.nbytes, stream
+        self.number = next(_NUMBERS)

@@ -1,9 +1,9 @@
 """A schedule's order as a plan: a node for each pass, channels where values go from rank to rank.
 
 ``F1.3`` is the forward pass of microbatch 3 in stage 1, and the activations that come out of it; ``B1.3`` its backward pass and the
-gradients; ``I1.3`` and ``W1.3`` where it comes in two parts. A rank reads a value right before the pass that needs it, and writes
-what a pass made right behind it. Over transports with sends and receives, a receive is started at the place where the receiving
-rank stands when the value is sent, all ranks doing a pass in turn: so both ends have one order, and it has no cycle.
+gradients; ``I1.3`` and ``W1.3`` where it comes in two parts. Over shared memory and TCP, a rank reads a value right before the pass
+that needs it, and writes what a pass made right behind it. Over all else values are sent and received where torch does it, into
+memory that the receiving rank gives.
 
 ``go`` starts the first stage, and each rank's last pass is an output of the plan, so that a step is over when all ranks have done
 theirs.
@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from crossfade.errors import PlanError
-from crossfade.pipelines.orders import Kind, Order, Pass
-from crossfade.plan.actions import RECV_STREAM, SEND_STREAM, Action, Verb
+from crossfade.pipelines.orders import Kind, Order, Pass, Receive, Send, passes_of
+from crossfade.plan.actions import MAIN, RECV_STREAM, SEND_STREAM, Action, Verb
 from crossfade.plan.plan import ChannelSpec, InputSpec, NodeSpec, Plan
 from crossfade.types import DRIVER, Transport
 
@@ -50,17 +50,20 @@ def plan_of(
 
 class _Lowering:
     def __init__(self, order: Order, transport: Transport, gpus: Mapping[int, int], hosts: Mapping[str, str]) -> None:
-        self._order, self._transport, self._gpus, self._hosts = order, transport, gpus, hosts
-        self._rank = {each: rank for rank, passes in order.items() for each in passes}
+        self._steps, self._order = order, passes_of(order)
+        self._transport, self._gpus, self._hosts = transport, gpus, hosts
+        self._rank = {each: rank for rank, passes in self._order.items() for each in passes}
         self._reader = self._readers()
-        self._nodes: list[NodeSpec] = []
         self._programs: dict[str, list[Action]] = {rank_name(rank): [] for rank in sorted(order)}
-        self._first_stage = {rank for rank, passes in order.items() if any(each.stage == 0 for each in passes)}
+        self._first_stage = {rank for rank, passes in self._order.items() if any(each.stage == 0 for each in passes)}
 
     def plan(self) -> Plan:
+        nodes = tuple(map(self._node, self._in_turn()))
         for rank in self._first_stage:
             self._do(rank, Verb.READ, GO)
-        self._run_all()
+        for rank, steps in self._steps.items():
+            for step in steps:
+                self._take(rank, step)
         for rank in self._first_stage:
             self._do(rank, Verb.FREE, GO)
         last = [id_of(passes[-1]) for _, passes in sorted(self._order.items()) if passes]
@@ -75,7 +78,7 @@ class _Lowering:
         start = ChannelSpec(GO, GO, DRIVER, readers, Transport.SHM, 1)
         return Plan(
             inputs=(InputSpec(GO, "go"),),
-            nodes=tuple(self._nodes),
+            nodes=nodes,
             channels=(start, *(self._channel(each) for each in self._reader), *outputs),
             programs={DRIVER: tuple(driver), **{name: tuple(actions) for name, actions in self._programs.items()}},
             outputs=tuple(last),
@@ -85,9 +88,9 @@ class _Lowering:
             hosts=dict(self._hosts),
         )
 
-    def _run_all(self) -> None:
-        """Every rank does its next pass in turn, if what it needs has been made."""
-        places, done = dict.fromkeys(sorted(self._order), 0), set[Pass]()
+    def _in_turn(self) -> list[Pass]:
+        """All passes, as they are done when every rank does its next one in turn, if what it needs has been made."""
+        places, done = dict.fromkeys(sorted(self._order), 0), dict[Pass, None]()
         waiting: dict[Pass, list[int]] = {}
         moving = set(places)  # ranks that may be able to do their next pass
         while moving:
@@ -102,8 +105,7 @@ class _Lowering:
             moving = set(doable)
             for rank in doable:
                 each = self._order[rank][places[rank]]
-                self._run(rank, each)
-                done.add(each)
+                done[each] = None
                 places[rank] += 1
                 moving.update(waiting.pop(each, ()))
         stuck = [id_of(self._order[rank][place]) for rank, place in places.items() if place < len(self._order[rank])]
@@ -112,6 +114,7 @@ class _Lowering:
                 f"PL-2: the schedule stops before {', '.join(stuck)}, each of which waits for another",
                 hint="this is a bug of the schedule; take another one",
             )
+        return list(done)
 
     def _needs(self, each: Pass) -> list[Pass]:
         """The passes whose results it takes, its own stage's first."""
@@ -134,25 +137,33 @@ class _Lowering:
             if self._rank[need] != rank
         }
 
-    def _run(self, rank: int, each: Pass) -> None:
-        needs = self._needs(each)
-        inputs = tuple(map(id_of, needs)) or (GO,)
+    def _node(self, each: Pass) -> NodeSpec:
+        inputs = tuple(map(id_of, self._needs(each))) or (GO,)
         value = id_of(each)
-        self._nodes.append(NodeSpec(value, rank_name(rank), method_of(each.kind, each.stage), inputs, (value,)))
-        received = [need for need in needs if self._rank[need] != rank]
+        return NodeSpec(value, rank_name(self._rank[each]), method_of(each.kind, each.stage), inputs, (value,))
+
+    def _take(self, rank: int, step: Pass | Send | Receive) -> None:
+        if isinstance(step, Pass):
+            self._run(rank, step)
+        elif not self._channel(step.made_by).is_ordered:
+            return  # it is written and read beside the passes
+        elif isinstance(step, Receive):
+            self._do(rank, Verb.RECV, id_of(step.made_by), RECV_STREAM)
+        else:
+            self._do(rank, Verb.SEND, id_of(step.made_by), MAIN if step.is_awaited else SEND_STREAM)
+
+    def _run(self, rank: int, each: Pass) -> None:
+        received = [need for need in self._needs(each) if self._rank[need] != rank]
         for need in received:
             if not self._channel(need).is_ordered:
                 self._do(rank, Verb.READ, id_of(need))
-        self._do(rank, Verb.RUN, value)
-        if each in self._reader and self._channel(each).is_ordered:
-            self._do(rank, Verb.SEND, value, SEND_STREAM)
-            self._do(self._reader[each], Verb.RECV, value, RECV_STREAM)
-        elif each in self._reader:
-            self._do(rank, Verb.WRITE, value)
+        self._do(rank, Verb.RUN, id_of(each))
+        if each in self._reader and not self._channel(each).is_ordered:
+            self._do(rank, Verb.WRITE, id_of(each))
         for need in received:
             self._do(rank, Verb.FREE, id_of(need))
 
-    def _do(self, rank: int, verb: Verb, target: str, stream: str = "main") -> None:
+    def _do(self, rank: int, verb: Verb, target: str, stream: str = MAIN) -> None:
         self._programs[rank_name(rank)].append(Action(verb, target, stream))
 
     def _channel(self, each: Pass) -> ChannelSpec:
@@ -160,7 +171,8 @@ class _Lowering:
         transport = self._transport
         if self._hosts.get(writer) != self._hosts.get(reader):
             transport = Transport.NCCL if self._gpus else Transport.TCP
-        return ChannelSpec(value, value, writer, (reader,), transport, 1, slots=int(transport is Transport.COPY))
+        is_posted = transport not in (Transport.SHM, Transport.TCP)
+        return ChannelSpec(value, value, writer, (reader,), transport, 1, is_posted=is_posted)
 
     def _output_channel(self, value: str, writer: str) -> ChannelSpec:
         """What tells the driver that a rank is done; it stands for nothing that moves in a training step."""

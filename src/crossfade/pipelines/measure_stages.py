@@ -4,20 +4,26 @@ All stages run one after the other, forward to the end and backward to the front
 between, as they are between ranks. The backward pass is torch's own, in one part and in two (`stage_backward` and, for schedules
 that put off the gradients of weights, `stage_backward_input` and `stage_backward_weight`), and adds to gradients that are there,
 as it does for all microbatches but the first.
+
+On a GPU each pass is measured in two ways: how long the host takes to enqueue it, and how long the GPU takes when all is enqueued
+before it begins. In a training step the host may be ahead or behind, so both are told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
-from crossfade.pipelines.timing import Loss, now_us
+from crossfade.pipelines.timing import Loss, PassTime, Stopwatch
 from crossfade.pipelines.torch_names import backward_functions, pipe_split_operator
+
+_AHEAD = 1.5
+"""How much longer than the host takes a GPU is busy with something else, so that it is behind."""
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 
@@ -35,13 +41,13 @@ class RunnableStage:
 class StageTimes:
     """What one stage takes for one microbatch: medians, in microseconds and bytes."""
 
-    forward_us: float
+    forward: PassTime
     """Of the last stage with the loss, where one was given."""
-    backward_us: float
+    backward: PassTime
     """The whole backward pass."""
-    input_us: float | None
+    input: PassTime | None
     """The part of it that a schedule with a divided backward pass does first; None where torch cannot divide it."""
-    weight_us: float | None
+    weight: PassTime | None
     """The other part."""
     activation_bytes: int
     """What stays from the forward pass to the backward pass: what autograd saves, and what comes in and goes out."""
@@ -53,22 +59,30 @@ class StageTimes:
     @property
     def time_us(self) -> float:
         """Forward and backward."""
-        return self.forward_us + self.backward_us
+        return self.forward.time_us + self.backward.time_us
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> StageTimes:
+        """The same, from what `dataclasses.asdict` makes of it."""
+        passes = ("forward", "backward", "input", "weight")
+        return cls(**{**data, **{name: PassTime(**data[name]) for name in passes if data[name] is not None}})
 
 
 def mean_times(seen: Sequence[StageTimes]) -> StageTimes:
     """What several ranks measured of one stage, as one: the means of times. What is None for one of them is None."""
 
-    def mean(name: str) -> float:
-        return fmean(getattr(each, name) for each in seen)
+    def mean(times: Sequence[PassTime]) -> PassTime:
+        return PassTime(fmean(each.host_us for each in times), fmean(each.device_us for each in times))
 
-    is_divided = all(each.weight_us is not None for each in seen)
+    inputs = [each.input for each in seen if each.input is not None]
+    weights = [each.weight for each in seen if each.weight is not None]
+    is_divided = len(weights) == len(seen)
     return replace(
         seen[0],
-        forward_us=mean("forward_us"),
-        backward_us=mean("backward_us"),
-        input_us=mean("input_us") if is_divided else None,
-        weight_us=mean("weight_us") if is_divided else None,
+        forward=mean([each.forward for each in seen]),
+        backward=mean([each.backward for each in seen]),
+        input=mean(inputs) if is_divided else None,
+        weight=mean(weights) if is_divided else None,
     )
 
 
@@ -133,22 +147,21 @@ def measure_stages(
     """Runs all stages ``num_passes`` times in each way, the divided backward pass too if it ``divides``, after one pass of each
     that does not count.
     """
-    whole = [_Pass(stages, loss, device).run(inputs, is_divided=False) for _ in range(num_passes + 1)][1:]
+    forward, backward, _ = _measure(stages, inputs, loss, device, num_passes, is_divided=False)
     try:
-        num = num_passes + 1 if divides else 0
-        divided = [_Pass(stages, loss, device).run(inputs, is_divided=True) for _ in range(num)][1:]
+        halves = _measure(stages, inputs, loss, device, num_passes, is_divided=True) if divides else None
     except (RuntimeError, KeyError, AssertionError):  # torch cannot divide this one
-        divided = []
+        halves = None
     sizes = _Pass(stages, loss, device)
     with sizes.counting_memory():
         sizes.forward(inputs)
     sizes.backward(is_divided=False)  # frees what was saved
     return [
         StageTimes(
-            forward_us=median(each.forward_us[index] for each in whole),
-            backward_us=median(each.backward_us[index] for each in whole),
-            input_us=median(each.backward_us[index] for each in divided) if divided else None,
-            weight_us=median(each.weight_us[index] for each in divided) if divided else None,
+            forward=forward[index],
+            backward=backward[index],
+            input=halves[1][index] if halves else None,
+            weight=halves[2][index] if halves else None,
             activation_bytes=sizes.kept_bytes(index),
             sent_bytes=_bytes(sizes.outputs[index]) if index + 1 < len(stages) else 0,
             returned_bytes=_bytes([t for t in sizes.inputs[index] if t.requires_grad]) if index else 0,
@@ -157,17 +170,49 @@ def measure_stages(
     ]
 
 
+def _measure(
+    stages: Sequence[RunnableStage],
+    inputs: Tensors,
+    loss: Loss,
+    device: torch.device,
+    num_passes: int,
+    *,
+    is_divided: bool,
+) -> tuple[list[PassTime], list[PassTime], list[PassTime]]:
+    """For each stage: the forward pass, the backward pass or its first part, its second part."""
+    seen = [_Pass(stages, loss, device).run(inputs, is_divided=is_divided) for _ in range(num_passes + 1)][1:]
+    if device.type == "cuda":
+        ahead = seen[-1]
+        seen += [_Pass(stages, loss, device, ahead).run(inputs, is_divided=is_divided) for _ in range(num_passes)]
+
+    def middle(times: Sequence[list[PassTime]]) -> list[PassTime]:
+        return [_median(each) for each in zip(*times, strict=True)]
+
+    return middle([p.forwards for p in seen]), middle([p.backwards for p in seen]), middle([p.weights for p in seen])
+
+
+def _median(times: Sequence[PassTime]) -> PassTime:
+    """Of some the host was timed, of the others the GPU."""
+    host_us = [each.host_us for each in times if not each.device_us]
+    device_us = [each.device_us for each in times if each.device_us]
+    return PassTime(median(host_us or [0.0]), median(device_us or [0.0]))
+
+
 class _Pass:
     """One microbatch, through all stages and back."""
 
-    def __init__(self, stages: Sequence[RunnableStage], loss: Loss, device: torch.device) -> None:
-        self._stages, self._loss, self._device = stages, loss, device
+    def __init__(
+        self, stages: Sequence[RunnableStage], loss: Loss, device: torch.device, before: _Pass | None = None
+    ) -> None:
+        """With one ``before``, which tells how long the host takes, the GPU is behind the host, and its times are taken."""
+        self._stages, self._loss, self._before = stages, loss, before
+        self._watch = Stopwatch(device)
         self._whole, self._input, self._weight = backward_functions()
         self.inputs: list[Tensors] = []
         self.outputs: list[Tensors] = []
         self._saved: list[dict[int, int]] = []
         num = len(stages)
-        self.forward_us, self.backward_us, self.weight_us = [0.0] * num, [0.0] * num, [0.0] * num
+        self.forwards, self.backwards, self.weights = ([PassTime()] * num for _ in range(3))
 
     def run(self, inputs: Tensors, *, is_divided: bool) -> _Pass:
         """Forward and backward; returns itself, without the values."""
@@ -179,42 +224,47 @@ class _Pass:
 
     def forward(self, values: Tensors) -> None:
         """All stages, from the first to the last, and the loss."""
+        before = self._before
         for index, stage in enumerate(self._stages):
             if index:
                 values = tuple(each.detach().requires_grad_(each.is_floating_point()) for each in values)
             self.inputs.append(values)
             self._saved.append({})
-            start_us = now_us(self._device)
+            self._start(before.forwards[index] if before else None)
             values = stage.run(values)
             if index + 1 == len(self._stages):
                 values = self._loss.roots(values)
-            self.forward_us[index] = now_us(self._device) - start_us
+            self.forwards[index] = self._watch.stop()
             self.outputs.append(values)
 
     def backward(self, *, is_divided: bool) -> None:
         """All stages, from the last to the first."""
+        before = self._before
         ones = [torch.ones_like(each) for each in self.outputs[-1]]
         gradients: Sequence[torch.Tensor | None] = ones
         for index in reversed(range(len(self._stages))):
             outputs, inputs = self.outputs[index], list(self.inputs[index])
             if is_divided and gradients is ones:  # instead of a loss: torch detaches it in place, which a view refuses
                 outputs = tuple(each.clone() for each in outputs)
-            start_us = now_us(self._device)
+            self._start(before.backwards[index] if before else None)
             if is_divided and index:
                 weights = self._stages[index].parameters
                 gradients, groups = self._input(list(outputs), gradients, inputs, iter(weights))
-                self.backward_us[index] = now_us(self._device) - start_us
-                start_us = now_us(self._device)
+                self.backwards[index] = self._watch.stop()
+                self._start(before.weights[index] if before else None)
                 self._weight(iter(weights), groups)
-                self.weight_us[index] = now_us(self._device) - start_us
+                self.weights[index] = self._watch.stop()
             elif any(each.requires_grad for each in outputs):
                 gradients = self._whole(outputs, tuple(gradients), inputs)
-                times_us = self.weight_us if is_divided else self.backward_us
-                times_us[index] = now_us(self._device) - start_us
+                times = self.weights if is_divided else self.backwards
+                times[index] = self._watch.stop()
             gradients = [
                 torch.zeros_like(value) if gradient is None else gradient
                 for value, gradient in zip(inputs, gradients, strict=False)
             ]
+
+    def _start(self, before: PassTime | None) -> None:
+        self._watch.start(_AHEAD * before.host_us if before else 0.0)
 
     def counting_memory(self) -> torch.autograd.graph.saved_tensors_hooks:
         """Inside, what autograd saves is counted; there is no way back."""

@@ -1,12 +1,14 @@
-"""In which order each rank does its passes, schedule by schedule.
+"""In which order each rank does its passes, and sends and receives between them, schedule by schedule.
 
 GPipe and 1F1B are written down here, as `torch.distributed.pipelining` runs them. The order of those with several stages on each
 rank is torch's own: the schedule is made with stand-ins of stages, without a process group.
+
+Where a rank receives matters: a receive's memory is the rank's own, so nothing moves into it before the rank has come to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import SimpleNamespace
@@ -46,8 +48,30 @@ class Pass:
     microbatch: int
 
 
-Order: TypeAlias = Mapping[int, tuple[Pass, ...]]
+@dataclass(frozen=True, slots=True)
+class Send:
+    """What comes out of a pass begins to leave for the rank that needs it."""
+
+    made_by: Pass
+    is_awaited: bool = False
+    """Whether the rank goes on only when it has left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """A rank has memory for what comes out of a pass of another one; who uses it waits for it."""
+
+    made_by: Pass
+
+
+Order: TypeAlias = Mapping[int, tuple[Pass | Send | Receive, ...]]
 """What each rank does, in order."""
+
+
+def passes_of(order: Order) -> dict[int, tuple[Pass, ...]]:
+    """The passes of each rank."""
+    return {rank: tuple(each for each in steps if isinstance(each, Pass)) for rank, steps in order.items()}
+
 
 _SINGLE = ("GPipe", "1F1B")
 _MULTI = ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
@@ -80,22 +104,64 @@ def _single(schedule: str, num_stages: int, num_microbatches: int, num_ranks: in
         raise GraphError(
             f"1F1B needs as many microbatches as stages, {num_stages}", hint="give more microbatches, or take GPipe"
         )
-    passes: Callable[[int, int, int], Iterator[Pass]] = _gpipe if schedule == "GPipe" else _one_forward_one_backward
-    return {rank: tuple(passes(rank, num_stages, num_microbatches)) for rank in range(num_ranks)}
+    steps: Callable[[_Stage, int], Iterator[Pass | Send | Receive]]
+    steps = _gpipe if schedule == "GPipe" else _one_forward_one_backward
+    return {rank: tuple(_in_batches(steps(_Stage(rank, num_stages), num_microbatches))) for rank in range(num_ranks)}
 
 
-def _gpipe(stage: int, num_stages: int, num_microbatches: int) -> Iterator[Pass]:
-    yield from (Pass(Kind.FORWARD, stage, number) for number in range(num_microbatches))
-    yield from (Pass(Kind.BACKWARD, stage, number) for number in range(num_microbatches))
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """The one stage of a rank."""
+
+    index: int
+    num_stages: int
+
+    def forward(self, number: int, *, is_awaited: bool = False) -> Iterator[Pass | Send | Receive]:
+        """Receives what a microbatch's forward pass needs, does it, sends what comes out."""
+        if self.index:
+            yield Receive(Pass(Kind.FORWARD, self.index - 1, number))
+        yield (made := Pass(Kind.FORWARD, self.index, number))
+        if self.index + 1 < self.num_stages:
+            yield Send(made, is_awaited)
+
+    def backward(self, number: int, *, is_awaited: bool = False) -> Iterator[Pass | Send | Receive]:
+        """The same with its backward pass."""
+        if self.index + 1 < self.num_stages:
+            yield Receive(Pass(Kind.BACKWARD, self.index + 1, number))
+        yield (made := Pass(Kind.BACKWARD, self.index, number))
+        if self.index:
+            yield Send(made, is_awaited)
 
 
-def _one_forward_one_backward(stage: int, num_stages: int, num_microbatches: int) -> Iterator[Pass]:
-    num_ahead = min(num_microbatches, num_stages - stage)
-    yield from (Pass(Kind.FORWARD, stage, number) for number in range(num_ahead))
+def _gpipe(stage: _Stage, num_microbatches: int) -> Iterator[Pass | Send | Receive]:
     for number in range(num_microbatches):
-        yield Pass(Kind.BACKWARD, stage, number)
-        if number + num_ahead < num_microbatches:
-            yield Pass(Kind.FORWARD, stage, number + num_ahead)
+        yield from stage.forward(number)
+    for number in range(num_microbatches):
+        yield from stage.backward(number)
+
+
+def _one_forward_one_backward(stage: _Stage, num_microbatches: int) -> Iterator[Pass | Send | Receive]:
+    num_ahead = min(num_microbatches, stage.num_stages - stage.index)
+    for number in range(num_ahead):
+        yield from stage.forward(number, is_awaited=number + 1 == num_ahead)
+    for number in range(num_microbatches):
+        following = number + num_ahead
+        yield from stage.backward(number, is_awaited=following < num_microbatches)
+        if following < num_microbatches:
+            yield from stage.forward(following, is_awaited=True)
+
+
+def _in_batches(steps: Iterator[Pass | Send | Receive]) -> Iterator[Pass | Send | Receive]:
+    """Torch awaits a send in one batch with the receive that follows it: both begin, and then it waits for both."""
+    awaited: Send | None = None
+    for step in steps:
+        if isinstance(step, Send) and step.is_awaited:
+            awaited = step
+            continue
+        yield step
+        if awaited is not None:
+            yield awaited
+            awaited = None
 
 
 def _multi(schedule: str, num_stages: int, num_microbatches: int, num_ranks: int) -> Order:
@@ -112,7 +178,7 @@ def _multi(schedule: str, num_stages: int, num_microbatches: int, num_ranks: int
             f"torch refuses {schedule} with {num_stages} stages, {num_ranks} ranks and {num_microbatches} microbatches: {error}",
             hint="other numbers of stages, ranks or microbatches may do",
         ) from error
-    return {rank: tuple(_passes(actions)) for rank, actions in schedule_order(made).items()}
+    return _order(schedule_order(made))
 
 
 def _stand_in(index: int, num_stages: int, num_ranks: int) -> Any:
@@ -131,11 +197,31 @@ def _stand_in(index: int, num_stages: int, num_ranks: int) -> Any:
     )
 
 
-def _passes(actions: list[Any]) -> Iterator[Pass]:
-    """Torch's actions as passes: idle steps are left out, an overlapped pair is one after the other, as torch runs it."""
+def _order(actions_of: Mapping[int, Sequence[Any]]) -> Order:
+    """Torch's actions as steps; an overlapped pair is one after the other, as torch runs it."""
+    parts = {rank: [*_parts(actions)] for rank, actions in actions_of.items()}
+    whole = Kind.BACKWARD, Kind.BACKWARD_INPUT
+    made = {each for steps in parts.values() for each in steps}
+    backward = {(stage, number): Pass(Kind(kind), stage, number) for kind, stage, number in made if kind in whole}
+
+    def step(kind: str, stage: int, number: int) -> Pass | Send | Receive | None:
+        match kind:
+            case "SEND_F":
+                return Send(Pass(Kind.FORWARD, stage, number))
+            case "SEND_B":
+                return Send(backward[stage, number])
+            case "RECV_F":
+                return Receive(Pass(Kind.FORWARD, stage - 1, number))
+            case "RECV_B":
+                return Receive(backward[stage + 1, number])
+        return Pass(Kind(kind), stage, number) if kind in set(Kind) else None
+
+    found = {rank: [step(*part) for part in steps] for rank, steps in parts.items()}
+    return {rank: tuple(each for each in steps if each is not None) for rank, steps in found.items()}
+
+
+def _parts(actions: Sequence[Any]) -> Iterator[tuple[str, int, int]]:
+    """What each does, in which stage, of which microbatch."""
     for action in actions:
-        parts = () if action is None else action.sub_actions or (action,)
-        for part in parts:
-            kind = str(part.computation_type.value)
-            if kind in Kind.__members__.values():
-                yield Pass(Kind(kind), part.stage_index, part.microbatch_index)
+        for part in () if action is None else action.sub_actions or (action,):
+            yield str(part.computation_type.value), part.stage_index, part.microbatch_index

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 
 from crossfade.errors import GraphError
 from crossfade.pipelines.lowering import id_of, method_of, plan_of, rank_name
-from crossfade.pipelines.orders import Kind, Order, Pass, order_of
+from crossfade.pipelines.orders import Kind, Pass, order_of, passes_of
 from crossfade.pipelines.report import StageReport
+from crossfade.pipelines.timing import PassTime
+from crossfade.plan.actions import MAIN
 from crossfade.plan.plan import Plan
-from crossfade.plan.spans import COMPUTE
+from crossfade.plan.spans import COMPUTE, Overlap
 from crossfade.plan.timeline import Timeline
 from crossfade.plan.validate import validate
 from crossfade.schedule.bounds import Bounds, predict_bounds
@@ -21,6 +24,8 @@ from crossfade.schedule.placement import place
 from crossfade.schedule.workload import Workload
 from crossfade.topology import Topology
 from crossfade.types import Transport
+
+Passes: TypeAlias = Mapping[int, Sequence[Pass]]
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,8 @@ def predict(
 ) -> Prediction:
     """See `crossfade.pipelines.Split.predict`."""
     order = order_of(schedule, len(stages), num_microbatches, num_ranks)
-    _check_divided(stages, schedule, order)
+    passes = passes_of(order)
+    _check_divided(stages, schedule, passes)
     is_cuda = device.type == "cuda"
     how = Transport(transport) if transport else (Transport.COPY if is_cuda else Transport.SHM)
     booked = {rank_name(rank): (rank,) if is_cuda else () for rank in sorted(order)}
@@ -72,11 +78,11 @@ def predict(
     gpus = {rank: places.gpus[rank_name(rank)][0] if places else rank for rank in order} if is_cuda else None
     plan = plan_of(order, how, gpus, places.hosts if places else None)
     validate(plan)
-    times_us = _times_us(stages, order)
+    times = _times(stages, passes)
     workload = Workload(
-        compute_us={} if is_cuda else times_us,
-        device_us=times_us if is_cuda else {},
-        value_bytes={id_of(each): _size(stages, each) for passes in order.values() for each in passes},
+        compute_us={method: time.host_us for method, time in times.items()},
+        device_us={method: time.device_us for method, time in times.items()} if is_cuda else {},
+        value_bytes={id_of(each): _size(stages, each) for mine in passes.values() for each in mine},
     )
     costs = costs or host_costs(num_cores=2 * len(order))
     if topology is not None:
@@ -85,17 +91,24 @@ def predict(
     names = [rank_name(rank) for rank in sorted(order)]
     spans = [span for span in timeline.spans if span.kind == COMPUTE]
     step_us = max(span.end_us for span in spans) - min(span.start_us for span in spans)
+    overlaps = [_overlap(timeline, name, is_cuda=is_cuda) for name in names]
     return Prediction(
         schedule=schedule,
         num_microbatches=num_microbatches,
         plan=plan,
         timeline=timeline,
         step_us=step_us,
-        bubbles=tuple(max(0.0, 1 - timeline.compute_us(name) / step_us) for name in names),
-        exposed_us=tuple(timeline.exposed_us(name) for name in names),
+        bubbles=tuple(max(0.0, 1 - each.compute_us / step_us) for each in overlaps),
+        exposed_us=tuple(each.exposed_us for each in overlaps),
         bounds=bounds,
-        memory_bytes=tuple(_peak_bytes(stages, order[rank]) for rank in sorted(order)),
+        memory_bytes=tuple(_peak_bytes(stages, passes[rank]) for rank in sorted(order)),
     )
+
+
+def _overlap(timeline: Timeline, rank: str, *, is_cuda: bool) -> Overlap:
+    """What a rank's device does: its GPU, not the host that enqueues for it."""
+    spans = (span for span in timeline.spans if span.actor == rank)
+    return Overlap.of(span for span in spans if not is_cuda or span.stream != MAIN)
 
 
 def host_costs(num_cores: int) -> CostModel:
@@ -107,28 +120,28 @@ def host_costs(num_cores: int) -> CostModel:
     return CostModel(num_cores=num_cores, write_us=40.0, write_us_per_mb=160.0, read_us=40.0, read_us_per_mb=160.0)
 
 
-def _check_divided(stages: Sequence[StageReport], schedule: str, order: Order) -> None:
-    is_divided = any(each.kind is Kind.BACKWARD_WEIGHT for passes in order.values() for each in passes)
-    if is_divided and any(stage.times.weight_us is None for stage in stages):
+def _check_divided(stages: Sequence[StageReport], schedule: str, passes: Passes) -> None:
+    is_divided = any(each.kind is Kind.BACKWARD_WEIGHT for mine in passes.values() for each in mine)
+    if is_divided and any(stage.times.weight is None for stage in stages):
         raise GraphError(
             f"{schedule} divides the backward pass, and torch cannot divide that of these stages",
             hint="take a schedule that does not: GPipe, 1F1B, Interleaved1F1B",
         )
 
 
-def _times_us(stages: Sequence[StageReport], order: Order) -> Mapping[str, float]:
+def _times(stages: Sequence[StageReport], passes: Passes) -> Mapping[str, PassTime]:
     """The time of each method of the plan."""
-    used = {(each.kind, each.stage) for passes in order.values() for each in passes}
-    return {method_of(kind, stage): _time_us(stages[stage], kind) for kind, stage in sorted(used)}
+    used = {(each.kind, each.stage) for mine in passes.values() for each in mine}
+    return {method_of(kind, stage): _time(stages[stage], kind) for kind, stage in sorted(used)}
 
 
-def _time_us(stage: StageReport, kind: Kind) -> float:
+def _time(stage: StageReport, kind: Kind) -> PassTime:
     times = stage.times
     return {
-        Kind.FORWARD: times.forward_us,
-        Kind.BACKWARD: times.backward_us,
-        Kind.BACKWARD_INPUT: times.input_us or 0.0,
-        Kind.BACKWARD_WEIGHT: times.weight_us or 0.0,
+        Kind.FORWARD: times.forward,
+        Kind.BACKWARD: times.backward,
+        Kind.BACKWARD_INPUT: times.input or PassTime(),
+        Kind.BACKWARD_WEIGHT: times.weight or PassTime(),
     }[kind]
 
 

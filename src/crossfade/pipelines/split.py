@@ -248,7 +248,7 @@ class _Splitter:
             return [asdict(look) for look in find_cuts(graph, inputs, self._loss, self._device, self._wish)]
 
         self._looks = [
-            Look(tuple(look["cuts"]), [StageTimes(**each) for each in look["times"]])
+            Look(tuple(look["cuts"]), [StageTimes.from_dict(each) for each in look["times"]])
             for look in decided_by_first(self._group, find)
         ]
         cuts = min(self._looks, key=lambda look: look.slowest_us).cuts
@@ -266,7 +266,7 @@ class _Splitter:
             return [asdict(each) for each in times]
 
         seen_by_ranks = zip(*gathered(self._group, measure), strict=True)
-        times = [mean_times([StageTimes(**each) for each in seen]) for seen in seen_by_ranks]
+        times = [mean_times([StageTimes.from_dict(each) for each in seen]) for seen in seen_by_ranks]
         reports = [_report(names, stage, seen) for names, stage, seen in zip(self._names, stages, times, strict=True)]
         for each in (parameter for stage in stages for parameter in stage.parameters):
             each.grad = None

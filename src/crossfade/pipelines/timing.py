@@ -1,4 +1,4 @@
-"""What both measurements share: a clock that knows of GPUs, the loss, and a module that is as before afterwards."""
+"""What both measurements share: clocks that know of GPUs, the loss, and a module that is as before afterwards."""
 
 from __future__ import annotations
 
@@ -11,12 +11,66 @@ from typing import Any
 import torch
 from torch import nn
 
+from crossfade.pipelines.torch_names import delay
+
 
 def now_us(device: torch.device) -> float:
     """Microseconds on a clock, when what was enqueued on the GPU is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter_ns() / 1e3
+
+
+_CYCLES_PER_US = 2000
+"""Of a GPU's clock, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassTime:
+    """How long something keeps its host and its GPU busy, in microseconds."""
+
+    host_us: float = 0.0
+    """Of the host: all of it on CPUs; what enqueuing takes where a GPU computes."""
+    device_us: float = 0.0
+    """Of the GPU, when it does not wait for the host; 0 on CPUs."""
+
+    @property
+    def time_us(self) -> float:
+        """How long it takes, of many in a row."""
+        return max(self.host_us, self.device_us)
+
+
+class Stopwatch:
+    """Takes the time of one thing after another. On a GPU the host waits for the GPU before each.
+
+    The GPU may be ``behind`` its host when it begins: it has all to do by then, and what it takes itself is told. If not, what the
+    host takes is told: a GPU that was behind would hold up a host that asks for a result.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._start_us = 0.0
+        self._begun: Any = None
+
+    def start(self, behind_us: float = 0.0) -> None:
+        """Begins; ``behind_us`` is how long the host will take, if the GPU is to be behind it."""
+        self._start_us, self._begun = now_us(self._device), None
+        if behind_us and self._device.type == "cuda":
+            delay(self._device, int(behind_us * _CYCLES_PER_US))
+            self._begun = self._mark()
+
+    def stop(self) -> PassTime:
+        """What it took; of host and GPU the one that it was started for."""
+        if self._begun is None:
+            return PassTime(host_us=time.perf_counter_ns() / 1e3 - self._start_us)
+        ended = self._mark()
+        torch.cuda.synchronize(self._device)
+        return PassTime(device_us=self._begun.elapsed_time(ended) * 1e3)
+
+    def _mark(self) -> Any:
+        mark: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call,unused-ignore]
+        mark.record(torch.cuda.current_stream(self._device))
+        return mark
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,15 @@ def backward_functions() -> tuple[Callable[..., Any], Callable[..., Any], Callab
     )
 
 
+def delay(device: torch.device, cycles: int) -> None:
+    """Keeps a GPU's current stream busy for so many cycles of its clock."""
+    with torch.cuda.device(device):
+        _named(torch.cuda, "_sleep")(cycles)
+
+
 def schedule_order(schedule: Any) -> dict[int, list[Any]]:
-    """Each rank's actions, None for an idle step, of a schedule with several stages on each rank."""
-    order: dict[int, list[Any]] = _named(schedule, "pipeline_order")
+    """Each rank's actions, sends and receives among them, of a schedule with several stages on each rank."""
+    order: dict[int, list[Any]] = _named(schedule, "pipeline_order_with_comms")
     return order
 
 

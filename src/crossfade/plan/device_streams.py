@@ -4,6 +4,7 @@
 a value                            on its writer's GPU         on its reader's GPU
 =================================  ==========================  ==============================
 ``copy``, between GPUs             ``push``                    ``compute``, which waits for it
+the same, posted by its reader     ``push``                    ``push``
 ``staged``, between GPUs           ``up``                      ``down``
 ``nccl``, between GPUs             ``nccl``                    ``nccl``
 ``shm``, ``tcp``, from a GPU       ``up``
@@ -63,8 +64,9 @@ def stream_out(transport: Transport) -> DeviceStream:
     return _OUT[transport]
 
 
-def stream_in(transport: Transport) -> DeviceStream:
+def stream_in(transport: Transport, *, is_posted: bool = False) -> DeviceStream:
     """On which stream of its reader's GPU a value arrives; ``compute`` if it is only waited for. Raises a KeyError for transports
     that bring nothing to GPUs.
     """
-    return _IN[transport]
+    arrives_on = _IN[transport]
+    return _OUT[transport] if is_posted and arrives_on is DeviceStream.COMPUTE else arrives_on

@@ -26,7 +26,7 @@ _INPUT = re.compile(rf"input\s+({_ID})\s*=\s*(\*|go|\[{_INT}\]|\.\S+|\[(\"(?:[^\
 _NODE = re.compile(rf"node\s+({_ID})\s*=\s*({_NAME})\.({_METHOD})\(({_LIST})\)\s*->({_LIST})")
 _CHANNEL = re.compile(
     rf"channel\s+({_ID})(?:\s+of\s+({_ID}))?\s*:\s*({_NAME})\s*->({_LIST})\|\s*(\w+)(?:\s+({_ID}))?\s+depth=({_INT})\s+buffer_bytes=({_INT})"
-    rf"(?:\s+slots=({_INT}))?(?:\s+turn=({_INT}))?(?:\s+device=(\w+))?"
+    rf"(?:\s+slots=({_INT}))?(?:\s+turn=({_INT}))?(?:\s+device=(\w+))?(?:\s+(posted))?"
 )
 _DEVICES = re.compile(rf"device\s+({_NAME})\s*=((?:\s*{_INT}\s*,)*\s*{_INT})?")
 _HOST = re.compile(rf"host\s+([^\s,=|]+)\s*=({_LIST})")
@@ -186,9 +186,8 @@ class _Parser:
         self._nodes.append(NodeSpec(node_id, actor, method, self._ids(inputs, form), self._ids(outputs, form)))
 
     def _take_channel(self, match: re.Match[str]) -> None:
-        channel_id, value, writer, readers, transport, communicator, depth, buffer_bytes, slots, turn, device = (
-            match.groups()
-        )
+        channel_id, value, writer, readers, transport, communicator, depth, buffer_bytes, *more = match.groups()
+        slots, turn, device, posted = more
         if transport not in set(Transport):
             raise self._expected(_FORMS["channel"], f"transports are {', '.join(Transport)}")
         if (device or TargetDevice.DEFAULT) not in set(TargetDevice):
@@ -207,6 +206,7 @@ class _Parser:
                 slots=int(slots or 0),
                 turn=int(turn or 0),
                 communicator=communicator or "",
+                is_posted=posted is not None,
             )
         )
 

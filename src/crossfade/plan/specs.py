@@ -66,6 +66,9 @@ class ChannelSpec:
     turn: int = 0
     # for ``communicator``, the id of the communicator that moves the tensors; such a channel has one reader.
     communicator: str = ""
+    # whether its reader gives the memory, as a receive of torch.distributed does: it has ``send`` and ``recv`` over any transport,
+    # and on GPUs nothing moves before the reader's stream has come to the ``recv``. For predictions: engines do not carry it.
+    is_posted: bool = False
 
     @property
     def landing(self) -> str:
@@ -77,12 +80,14 @@ class ChannelSpec:
         """Whether it has ``send`` and ``recv``, which need both hosts: values of several such channels between the same two actors
         arrive in one order (PL-1). Others have ``write`` and ``read``, and a value is there once it is written.
         """
-        return self.transport in (Transport.GLOO, Transport.STAGED, Transport.NCCL, Transport.COMMUNICATOR)
+        ordered = (Transport.GLOO, Transport.STAGED, Transport.NCCL, Transport.COMMUNICATOR)
+        return self.is_posted or self.transport in ordered
 
     @property
     def credit(self) -> int:
         """How many executions a writer may be ahead of the releases that it waits for: the slots that every value needs."""
-        return min(self.depth, self.slots) if self.transport is Transport.COPY else self.depth
+        has_slots = self.transport is Transport.COPY and not self.is_posted
+        return min(self.depth, self.slots) if has_slots else self.depth
 
 
 @dataclass(frozen=True)

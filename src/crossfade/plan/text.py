@@ -20,8 +20,8 @@ be over before it, so that messages run from left to right; plans with a cycle, 
 cells, are written without gaps. A channel whose id is not its value's is written ``channel n0~gloo of n0: ...``. Lines
 that start with ``#`` are for people: the parser skips them.
 Collectives come after the nodes: ``collective c0 = allreduce(sum) over gloo: A(n0) -> c0.0; B(n1) -> c0.1``.
-Where actors have GPUs, ``device A = 0, 1`` says which, a channel may end in ``slots=2 turn=1 device=cuda``, and comments say of
-each channel and of each collective between GPUs what it does on which stream. ``static n0, i0`` lists the values of static shape.
+Where actors have GPUs, ``device A = 0, 1`` says which, a channel may end in ``slots=2 turn=1 device=cuda posted``, and comments say
+of each channel and of each collective between GPUs what it does on which stream. ``static n0, i0`` lists values of static shape.
 ``communicator m0 = A, B`` is a user-defined communicator, with its actors in the order of their ranks; its channels have
 ``| communicator m0 depth=2 ...``, and its collectives ``over communicator m0``.
 ``host node0 = driver, A`` says which parties are on a host, where there are several hosts.
@@ -143,6 +143,7 @@ def _format_channel(channel: ChannelSpec) -> str:
     how = f"{_format_transport(channel)} depth={channel.depth} buffer_bytes={channel.buffer_bytes}"
     how += "".join(f" {name}={number}" for name in ("slots", "turn") if (number := getattr(channel, name)))
     how += f" device={channel.device}" if channel.device is not TargetDevice.DEFAULT else ""
+    how += " posted" if channel.is_posted else ""
     return f"channel {channel.id}{of}: {ends} | {how}"
 
 
@@ -151,6 +152,7 @@ _ON_STREAMS = {
     Transport.STAGED: "sent on {}, received on {}, through the host",
     Transport.NCCL: "sent on {}, received on {}",
 }
+_POSTED = "sent on {}, received on {}, into the reader's own memory"
 
 
 def _on_devices(plan: BarePlan, channel: ChannelSpec, reader: str) -> str:
@@ -158,9 +160,11 @@ def _on_devices(plan: BarePlan, channel: ChannelSpec, reader: str) -> str:
     ends = " -> ".join(f"{party}{_gpus(plan.devices.get(party, ()))}" for party in (channel.writer, reader))
     size = f"of {_human(channel.buffer_bytes)}" if channel.buffer_bytes else "as large as its values"
     slots = f"{channel.slots or channel.depth} slots {size}"
-    streams = (channel.writer, stream_out(channel.transport)), (reader, stream_in(channel.transport))
-    how = _ON_STREAMS[channel.transport].format(*(f"{party}'s stream {stream}" for party, stream in streams))
-    return f"{channel.id}: {ends} by {channel.transport}: {how}; {slots}"
+    arrives_on = stream_in(channel.transport, is_posted=channel.is_posted)
+    streams = (channel.writer, stream_out(channel.transport)), (reader, arrives_on)
+    how = _POSTED if channel.is_posted else _ON_STREAMS[channel.transport]
+    how = how.format(*(f"{party}'s stream {stream}" for party, stream in streams))
+    return f"{channel.id}: {ends} by {channel.transport}: {how}" + ("" if channel.is_posted else f"; {slots}")
 
 
 def _on_streams(plan: BarePlan, collective: CollectiveSpec) -> str:

@@ -11,6 +11,8 @@ The host runs the actor's program and enqueues; a stream goes through what was e
 ``coll``     collectives, one after another of each set of actors, which wait for what the actor's methods computed before
 ===========  =====================================================================================================
 
+A receive that its reader has posted starts its end of the transfer when all is computed that was enqueued before it.
+
 A transfer takes its time once both ends have started it (`schedule.simulate`), and is shown on the streams that
 `crossfade.plan.device_streams` names for its transport. A collective begins when the streams of all its parties have come to it,
 and they come to it only once all hosts are known to have started it (`crossfade.collectives.group`).
@@ -49,6 +51,11 @@ def is_pushed(plan: Plan, channel: ChannelSpec) -> bool:
     return channel.transport.moves_device_memory and all(
         plan.devices.get(party) for party in (channel.writer, *channel.readers)
     )
+
+
+def is_posted_on_gpus(plan: Plan, channel: ChannelSpec) -> bool:
+    """Whether it is such a channel whose values go into memory that the reader gives, so that streams wait for both ends."""
+    return channel.is_posted and is_pushed(plan, channel)
 
 
 def goes_up(plan: Plan, workload: Workload, channel: ChannelSpec) -> bool:
@@ -157,6 +164,11 @@ class _Enqueuer:
             case Verb.SEND if channel is not None and is_pushed(self._plan, channel):
                 needs = (Need(f"enqueued {channel.id}"), *self._made(channel.value))
                 yield stream_out(channel.transport), Step(str(action), needs=needs, transfer=channel)
+                if channel.is_posted and action.stream == MAIN:
+                    arrived = tuple(Need(f"arrived {channel.id} at {reader}") for reader in channel.readers)
+                    yield DeviceStream.COMPUTE, Step(str(action), needs=arrived)
+            case Verb.RECV if channel is not None and is_posted_on_gpus(self._plan, channel):
+                yield stream_in(channel.transport, is_posted=True), self._post(action, channel)
             case Verb.WRITE if channel is not None and is_pushed(self._plan, channel):
                 for step in self._push(action, channel):
                     yield stream_out(channel.transport), step
@@ -182,6 +194,11 @@ class _Enqueuer:
             fact=f"computed {node.id}",
             device=Kernels(self._plan.devices[self._actor], time_us) if time_us else None,
         )
+
+    def _post(self, action: Action, channel: ChannelSpec) -> Step:
+        """The reader's memory may be in use by what was enqueued before."""
+        computed = (Need(f"computed {self._last_run}"),) if self._last_run else ()
+        return Step(str(action), needs=(Need(host_enqueued(action, self._actor)), *computed), transfer=channel)
 
     def _meet(self, spec: CollectiveSpec) -> Step:
         """What it brings is there when all is computed that was enqueued before."""

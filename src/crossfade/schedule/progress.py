@@ -41,7 +41,8 @@ class Transfer:
         """(Party, stream, verb) of its spans, one at either end: on streams of the GPUs, or in the background of the hosts."""
         streams = SEND_STREAM, RECV_STREAM
         if is_on_gpus:
-            streams = stream_out(self.channel.transport).value, stream_in(self.channel.transport).value
+            transport, is_posted = self.channel.transport, self.channel.is_posted
+            streams = stream_out(transport).value, stream_in(transport, is_posted=is_posted).value
         return (self.channel.writer, streams[0], Verb.SEND), (self.reader, streams[1], Verb.RECV)
 
 

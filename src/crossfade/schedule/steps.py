@@ -31,6 +31,7 @@ from crossfade.schedule.device_steps import (
     goes_up,
     holds,
     host_enqueued,
+    is_posted_on_gpus,
     is_pushed,
 )
 from crossfade.schedule.network import Hosts
@@ -210,13 +211,16 @@ class _StepMaker:
         needs = self._arrived(channel.value) + tuple(Need(fact, -channel.depth) for fact in arrived)
         if is_pushed(self._plan, channel):  # the push stream does the rest
             work_us, fact = self._costs.push_host_us * len(channel.readers), f"enqueued {channel.id}"
-            return self._move(action, needs, work_us, fact, tuple(map(Need, arrived)))
+            then = () if channel.is_posted else tuple(map(Need, arrived))
+            return self._move(action, needs, work_us, fact, then)
         return self._move(action, needs, self._costs.host_us, then=tuple(map(Need, arrived)))
 
     def _recv(self, action: Action) -> Step:
         channel = self._channel(action)
         arrived = Need(f"arrived {channel.id} at {self._actor}")
         needs = (self._is_free(channel, self._actor),)
+        if is_posted_on_gpus(self._plan, channel):  # the stream on which it arrives does the rest
+            return self._move(action, needs, self._costs.accept_host_us, fact=host_enqueued(action, self._actor))
         return self._move(action, needs, self._costs.receive_host_us, then=(arrived,))
 
     def _coll(self, action: Action) -> Step:
@@ -258,4 +262,6 @@ class _StepMaker:
     def _starts_transfer(self, action: Action, channel: ChannelSpec) -> bool:
         if channel.transport is Transport.TCP:  # what a GPU makes leaves when it has come up
             return action.verb is Verb.WRITE and not goes_up(self._plan, self._workload, channel)
-        return action.verb is Verb.RECV or (action.verb is Verb.SEND and not is_pushed(self._plan, channel))
+        if action.verb is Verb.RECV:
+            return not is_posted_on_gpus(self._plan, channel)
+        return action.verb is Verb.SEND and not is_pushed(self._plan, channel)
