@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 import crossfade.p2p.backend
-from benchmarks.common import REPORTS, Table, this_machine, today, write_report
+from benchmarks.common import REPORTS, Table, today, write_report
+from benchmarks.gpu_steps import machine_in_words
 from benchmarks.quiet import Quiet
 from crossfade.pipelines import SCHEDULES, Split, split
 from crossfade.pipelines.orders import order_of, passes_of
@@ -73,7 +74,7 @@ class Sizes:
 
 SIZES = {
     "cpu": Sizes(4000, 256, 4, 128, 4, 24, 8, 24, 64, 4),
-    "cuda": Sizes(16_000, 1024, 8, 1024, 4, 64, 512, 64, 256, 32),
+    "cuda": Sizes(16_000, 1024, 8, 1024, 4, 64, 768, 64, 256, 32),
 }
 TRANSFORMER, RESNET, CODER = "transformer, tied embeddings", "ResNet", "encoder-decoder, skips"
 MODELS = (TRANSFORMER, RESNET, CODER)
@@ -252,18 +253,17 @@ def main() -> None:
     table.show()
     print(_summary(rows), quiet.summary())
     if args.report:
-        machine = this_machine(["crossfade", "torch"])
-        gpu = f", {NUM_RANKS} x {torch.cuda.get_device_name()}" if args.device == "cuda" else ""
+        named, machine = machine_in_words()
         how = f"--microbatches {args.microbatches} --steps {args.steps} --passes {args.passes} --repetitions {args.repetitions}"
         text = (
-            f"# Stages of equal time, and predicted training steps\n\n{machine}{gpu}; {today()}; "
+            f"# Stages of equal time, and predicted training steps\n\n{machine}; {today()}; "
             f"`python -m benchmarks.pipelines --device {args.device} {how} --report`\n\n{_summary(rows)}\n\n"
             f"Two ranks, one torch thread each on CPUs, over the backend `{args.backend}`. Each repetition cuts the model "
             f"anew, measures its stages, predicts, and then trains {args.steps} steps (the slowest rank's time, without the "
             f"optimizer's step) after two that do not count. Medians, with the lowest and the highest. "
             f"{quiet.summary()}\n\n{table.markdown()}\n"
         )
-        path = write_report("pipelines", machine, text)
+        path = write_report("pipelines", named, text)
         (REPORTS / f"{path.stem}.json").write_text(json.dumps(rows, indent=1) + "\n")
         print(path)
 

@@ -112,12 +112,23 @@ def _overlap(timeline: Timeline, rank: str, *, is_cuda: bool) -> Overlap:
 
 
 def host_costs(num_cores: int) -> CostModel:
-    """What values cost ranks on CPUs, over `crossfade.p2p`: the sender's thread copies a value, and so does the receiver's.
+    """What values cost the hosts of ranks, over `crossfade.p2p`: on CPUs the sender's thread copies a value, and so does the
+    receiver's; for GPUs they enqueue a send and a receive.
 
-    The figures are those of two ranks that train on a virtual machine with two cores (`pipelines_2-core-vm_2026-11-24.md` of the
-    reports): Python for a tensor of each side, and 160 us a MB for a copy of memory that is in no cache.
+    The figures of CPUs are those of two ranks that train on a virtual machine with two cores
+    (`pipelines_2-core-vm_2026-11-24.md` of the reports): Python for a tensor of each side, and 160 us a MB for a copy of memory
+    that is in no cache. Those of GPUs were taken on a host of two H200 with 32 cores (`pipelines_2-nvidia-h200_2026-11-26.md`):
+    what torch's schedules take for a batch of sends or receives.
     """
-    return CostModel(num_cores=num_cores, write_us=40.0, write_us_per_mb=160.0, read_us=40.0, read_us_per_mb=160.0)
+    return CostModel(
+        num_cores=num_cores,
+        write_us=40.0,
+        write_us_per_mb=160.0,
+        read_us=40.0,
+        read_us_per_mb=160.0,
+        push_host_us=200.0,
+        accept_host_us=200.0,
+    )
 
 
 def _check_divided(stages: Sequence[StageReport], schedule: str, passes: Passes) -> None:
