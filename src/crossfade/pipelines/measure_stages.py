@@ -58,8 +58,9 @@ class StageTimes:
 
     @property
     def time_us(self) -> float:
-        """Forward and backward."""
-        return self.forward.time_us + self.backward.time_us
+        """How long a microbatch takes, of many: what keeps the host, or the GPU, busier, since either may be ahead of the other."""
+        passes = self.forward, self.backward
+        return max(sum(each.host_us for each in passes), sum(each.device_us for each in passes))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StageTimes:
