@@ -16,7 +16,7 @@ from crossfade.p2p.letters import Letter
 from crossfade.p2p.memory import SHORT_BYTES, OpenedMemories, Side
 from crossfade.p2p.pair import Pair
 from crossfade.p2p.pairs import Pairs
-from crossfade.p2p.pull_streams import num_pull_streams
+from crossfade.p2p.pull_streams import Budget
 from crossfade.p2p.transfer import Receive, Send, Transfer
 from crossfade.p2p.windows import Counters, Ends
 from crossfade.testing.fake import FakeDriver, FakeLink, Machine, Until
@@ -85,9 +85,9 @@ class Rank:
         self.compute, self.other = (self.driver.create_stream(name) for name in ("compute", "other"))
         self.current = self.compute
         buffer_bytes = how.buffer_bytes[min(number, len(how.buffer_bytes) - 1)]
-        num_pulls = num_pull_streams(how.num_queues or 32) if how.is_ahead else 0
+        budget = Budget(how.num_queues or 32)
         landed_bytes = LONG if how.is_ahead else 0
-        side = self.side = Side(driver, count(), buffer_bytes, landed_bytes=landed_bytes, num_pull_streams=num_pulls)
+        side = self.side = Side(driver, count(), buffer_bytes, landed_bytes=landed_bytes, pull_budget=budget)
         side.current_stream = lambda: self.current
         side.lent_bytes = LONG + how.is_ahead
         side.staged.layout = StagedLayout(chunk_bytes=SHORT_BYTES)  # more than one piece for all but short values

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="crossfade.p2p")
 
-from crossfade.p2p.pull_streams import PullStreams, num_pull_streams
+from crossfade.p2p.pull_streams import Budget, PullStreams
 from crossfade.testing.fake import sample
 from crossfade.testing.fake.machine import Program, Range
 from tests.helpers.fake_ranks import LENT, LONG, Case, Rank, Setting
@@ -27,7 +27,7 @@ class Copied:
 
 
 def test_a_stream_takes_what_is_behind_all_that_it_has_in_both_orders() -> None:
-    streams = PullStreams(lambda number: 100 + number, 2)
+    streams = PullStreams(lambda number: 100 + number, Budget(8))
     copied = Copied()
     assert streams.take(A, 5, 5, copied) == 100
     assert streams.take(A, 6, 8, copied) == 100
@@ -39,7 +39,7 @@ def test_a_stream_takes_what_is_behind_all_that_it_has_in_both_orders() -> None:
 
 
 def test_there_are_few_and_they_serve_others_once_they_have_nothing_left() -> None:
-    streams = PullStreams(lambda number: 100 + number, 2)
+    streams = PullStreams(lambda number: 100 + number, Budget(8))
     copied = {key: Copied() for key in (A, B)}
     assert [streams.take(key, 1, 1, each) for key, each in copied.items()] == [100, 101]
     assert streams.take(C, 2, 2, Copied()) is None
@@ -50,7 +50,21 @@ def test_there_are_few_and_they_serve_others_once_they_have_nothing_left() -> No
 
 @pytest.mark.parametrize(("num_queues", "num"), [(1, 0), (6, 0), (7, 1), (8, 2), (32, 2)])
 def test_hardware_queues_are_left_for_others(num_queues: int, num: int) -> None:
-    assert num_pull_streams(num_queues) == num
+    budget = Budget(num_queues)
+    assert [budget.take() for _ in range(4)] == [True] * num + [False] * (4 - num)
+
+
+def test_communicators_share_a_budget_and_give_back_what_they_had() -> None:
+    budget = Budget(8)
+    first, second = (PullStreams(lambda number: number, budget) for _ in range(2))
+    assert first.take(A, 1, 1, Copied()) is not None
+    assert second.take(A, 1, 1, Copied()) is not None
+    assert first.take(B, 1, 1, Copied()) is None
+    assert second.take(B, 1, 1, Copied()) is None
+    second.close()
+    second.close()
+    assert first.take(B, 1, 1, Copied()) is not None
+    assert first.take(C, 1, 1, Copied()) is None
 
 
 class Way(NamedTuple):
@@ -175,10 +189,56 @@ CROSSED = {
 
 
 @pytest.mark.parametrize("is_staged", [False, True])
+@pytest.mark.parametrize("num_queues", [None, 12])
 @pytest.mark.parametrize("name", CROSSED)
-def test_a_value_does_not_wait_for_one_that_waits_for_it(name: str, is_staged: bool) -> None:
-    verdict = sample(Case(Setting(is_ahead=True, is_staged=is_staged), *CROSSED[name]), range(60), is_strict=False)
+def test_a_value_does_not_wait_for_one_that_waits_for_it(name: str, num_queues: int | None, is_staged: bool) -> None:
+    how = Setting(is_ahead=True, is_staged=is_staged, num_queues=num_queues)
+    verdict = sample(Case(how, *CROSSED[name]), range(40), is_strict=False)
     assert verdict.is_ok, verdict
+
+
+def test_a_pull_that_waits_keeps_no_tensor_of_others() -> None:
+    kept: list[bool] = []
+
+    def zero(rank: Rank) -> Program:
+        late, answer, other = rank.tensor(LENT), rank.tensor(LONG), rank.tensor(LENT)
+        rank.current = rank.other
+        yield from rank.wait(rank.receive(answer, 1, 0))
+        rank.make(late, b"v" * LENT)
+        send = rank.send(late, 1, 1)
+        rank.current = rank.compute
+        yield from rank.wait(rank.receive(other, 1, 2))
+        yield from rank.wait(send)
+        yield from rank.leave()
+        rank.free(late, answer, other)
+
+    def one(rank: Rank) -> Program:
+        late, answer, other = rank.tensor(LENT), rank.tensor(LONG), rank.tensor(LENT)
+        pull = rank.receive(late, 0, 1)
+        while not pull.is_settled:
+            rank.look()
+            yield None
+        rank.current = rank.other
+        rank.make(other, b"x" * LENT)
+        send = rank.send(other, 0, 2)
+        while not (send.is_enqueued and send.is_copied()):
+            rank.look()
+            yield None
+        rank.look()
+        assert pull.is_enqueued
+        assert not pull.is_copied()
+        kept.append(send.tensor is not None)
+        rank.make(answer, b"w" * LONG)
+        yield from rank.wait(rank.send(answer, 0, 0))
+        rank.current = rank.compute
+        yield from rank.wait(pull)
+        yield from rank.wait(send)
+        yield from rank.leave()
+        rank.free(late, answer, other)
+
+    verdict = sample(Case(Setting(is_ahead=True), zero, one), range(20), is_strict=False)
+    assert verdict.is_ok, verdict
+    assert kept == [False] * 20
 
 
 @pytest.mark.parametrize("is_staged", [False, True])

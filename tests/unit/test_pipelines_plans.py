@@ -141,6 +141,27 @@ def test_a_host_that_is_slower_than_its_gpu_is_what_counts() -> None:
     assert min(found.bubbles) > 0.8
 
 
+def test_values_of_several_senders_do_not_wait_for_each_other() -> None:
+    """A rank in the middle has posted receives from both neighbours."""
+    times = StageTimes(PassTime(0, 4000), PassTime(0, 8000), PassTime(0, 4000), PassTime(0, 4000), 100, 10**9, 10**9)
+    seen = [StageReport("a", "b", times, 1000, 1000, 0)] * 8
+    steps_us = [predict(seen, name, 8, 4, torch.device("cuda")).step_us for name in ("DualPipeV", "Interleaved1F1B")]
+    assert steps_us[0] < 1.05 * steps_us[1]
+
+
+def test_what_is_busy_of_a_rank_with_a_gpu_is_its_gpu() -> None:
+    times = StageTimes(PassTime(3500, 1000), PassTime(1500, 4000), None, None, 100, 0, 0)
+    found = predict([StageReport("a", "b", times, 1000, 1000, 0)] * 2, "GPipe", 8, 2, torch.device("cuda"))
+    busy = {each.name: each.busy for each in found.bounds.actors}
+    for rank, bubble in enumerate(found.bubbles):
+        assert busy[f"rank{rank}"] == pytest.approx((1 - bubble) * found.step_us / found.bounds.step_us)
+
+
+def test_by_tcp_there_are_hosts() -> None:
+    with pytest.raises(GraphError, match="between hosts"):
+        predict(stages(2), "1F1B", 4, 2, torch.device("cpu"), transport="tcp")
+
+
 def test_interleaved_has_a_smaller_bubble_and_zero_bubble_a_smaller_one_still() -> None:
     plain, interleaved, zero = (
         max(without_costs(schedule, num_stages, 8).bubbles)

@@ -100,9 +100,11 @@ class Copies(Carrier):
     def _pull_stream(self, receive: Receive, number: int, window: Window) -> int | None:
         """A stream of ours that may wait for a value; None if it is to stay where it lies until it has come."""
         side = receive.side
-        if not window.stream or receive.size_bytes <= side.landed_bytes or side.driver.is_capturing(receive.stream):
+        if not window.stream or receive.size_bytes <= side.landed_bytes:
             return None
-        key = id(self), window.stream, receive.stream
+        if not receive.is_free_known() and side.driver.is_capturing(receive.stream):
+            return None
+        key = receive.rank, window.stream, receive.stream
         return side.pull_streams.take(key, number, receive.number, receive.is_copied)
 
     def _keep(self, receive: Receive, window: Window | OpenWindow) -> None:
@@ -175,6 +177,7 @@ class Copies(Carrier):
         if isinstance(landing, Window) and landing.is_prompt:
             done.set(stream, landing.uses)
             receive.finish_at(done, landing.uses)
+            receive.copy_stream = stream
         else:
             receive.finish_behind(stream)
             is_by_host = isinstance(landing, Window)
@@ -300,7 +303,7 @@ class Copies(Carrier):
                 send.finish()
         is_short = size_bytes <= SHORT_BYTES and not side.is_host
         is_prompt = is_urgent or not is_short or windows.are_few_free or not shared.cells.is_roomy
-        made_by = 0 if is_urgent else side.number_of(send.stream)
+        made_by = 0 if is_urgent else side.stream_number(send.stream)
         return Offer(window.letter(place, is_lent=cell is None, is_prompt=is_prompt, stream=made_by), window)
 
     @staticmethod

@@ -19,7 +19,7 @@ from crossfade.errors import ChannelError, DeviceError
 from crossfade.interrupted import brief
 from crossfade.p2p.cells import Cell, Cells, Place
 from crossfade.p2p.letters import Exported
-from crossfade.p2p.pull_streams import PullStreams
+from crossfade.p2p.pull_streams import Budget, PullStreams
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,7 @@ _LENT_BYTES_OF_DEVICE = (1 << 20) + 1
 
 
 _MOST_NUMBERED = 1000
-"""Streams of the program's."""
+"""So many streams of the program's get a number that the other rank is told."""
 
 
 class Exports:
@@ -184,7 +184,7 @@ class Side:
         buffer_bytes: int,
         *,
         landed_bytes: int = 0,
-        num_pull_streams: int = 0,
+        pull_budget: Budget | None = None,
     ) -> None:
         self.driver = driver
         self.is_host = driver.device == HOST
@@ -202,8 +202,8 @@ class Side:
         self.pull_stream = self.streams.get(Role.DOWN)
         self._beside: dict[tuple[Role, int, int], int] = {}  # by what for, the program's, and who uses it
         self.awaiting = [self.push_stream, self.pull_stream]  # streams that may wait for other ranks
-        self.pull_streams = PullStreams(self._make_pull_stream, num_pull_streams)
-        self._numbers: dict[int, int] = {}  # of the program's streams
+        self.pull_streams = PullStreams(self._make_pull_stream, pull_budget or Budget(0))
+        self._stream_numbers: dict[int, int] = {}  # of the program's streams
 
     def stream_beside(self, role: Role, stream: int, user: object = None) -> int:
         """The stream of ours for pushes or pulls behind a stream of the program's. Where that may wait ahead, there is one for
@@ -222,9 +222,9 @@ class Side:
         self.awaiting.append(made)
         return made
 
-    def number_of(self, stream: int) -> int:
+    def stream_number(self, stream: int) -> int:
         """A number for a stream of the program's, from 1; 0 where there are too many."""
-        number = self._numbers.setdefault(stream, len(self._numbers) + 1)
+        number = self._stream_numbers.setdefault(stream, len(self._stream_numbers) + 1)
         return number if number <= _MOST_NUMBERED else 0
 
     def join(self) -> int:
@@ -267,6 +267,7 @@ class Side:
         """Gives everything back; nothing may be under way."""
         self.direct.close()
         self.staged.close()
+        self.pull_streams.close()
         self.streams.close()
         self.events.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,7 +23,7 @@ from crossfade.p2p.far import FarCopies
 from crossfade.p2p.memory import OpenedMemories, Side
 from crossfade.p2p.pair import Pair
 from crossfade.p2p.payload import Transport, Waits
-from crossfade.p2p.pull_streams import num_pull_streams
+from crossfade.p2p.pull_streams import Budget
 from crossfade.p2p.windows import Counters, Ends
 from crossfade.p2p.wire import Wire
 from crossfade.peers.rendezvous import Party, Ranks, meet_near
@@ -93,9 +93,9 @@ def open_ranks(
         sides = {}
         for driver in drivers:
             landed_bytes = buffer_bytes // _NUM_LANDED if is_ahead and driver.device != HOST else 0
-            pulls = num_pull_streams(_num_queues()) if landed_bytes else 0
+            budget = _budget_of(driver.device) if landed_bytes else None
             sides[driver.device == HOST] = Side(
-                driver, numbers, buffer_bytes, landed_bytes=landed_bytes, num_pull_streams=pulls
+                driver, numbers, buffer_bytes, landed_bytes=landed_bytes, pull_budget=budget
             )
         far = [k for k, party in enumerate(parties) if party is None]
         streams = open_streams(rank, far, ranks.gather, timeout_s) if _is_anywhere(ranks, far) else {}
@@ -132,10 +132,11 @@ def open_ranks(
     return Opened(rank, sides, pairs, own_alarm, alarms, pidfds, _watch(sides.get(False), pairs, pidfds))
 
 
-def _num_queues() -> int:
-    """Hardware queues that CUDA spreads this process's streams over."""
+@cache
+def _budget_of(device: int) -> Budget:
+    """For this process's pull streams on a GPU, by the hardware queues that CUDA spreads its streams over."""
     connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
-    return int(connections) if connections.isdecimal() else _NUM_QUEUES
+    return Budget(int(connections) if connections.isdecimal() else _NUM_QUEUES)
 
 
 def _watch(side: Side | None, pairs: Sequence[Pair], pidfds: Mapping[int, int]) -> Watchdog | None:

@@ -165,7 +165,7 @@ class OpenWindow:
         self.is_void = False  # the other rank does not use it
 
     def letter(self, place: Place, *, is_lent: bool, is_prompt: bool = True, stream: int = 0) -> Window:
-        """It as the other rank is told of it, at some place."""
+        """What the other rank is told of this window, which lies at a place."""
         return Window(place.exported.memory, place.offset, self.word, self.uses, is_lent, is_prompt, stream)
 
 

@@ -11,7 +11,8 @@ from crossfade.p2p.transfer import Transfer
 
 class UnderWay:
     """The transfers with one rank whose copies are enqueued, and their tensors. There is a queue for each stream, whose copies end
-    in its order, and one for all transfers that end by a counter, in any order: there a transfer may keep later ones' tensors.
+    in its order, and one for those that end by a counter which the other rank sets, in any order: there a transfer may keep later
+    ones' tensors.
     """
 
     def __init__(self) -> None:

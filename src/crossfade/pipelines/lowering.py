@@ -50,24 +50,24 @@ def plan_of(
 
 class _Lowering:
     def __init__(self, order: Order, transport: Transport, gpus: Mapping[int, int], hosts: Mapping[str, str]) -> None:
-        self._steps, self._order = order, passes_of(order)
+        self._order, self._passes = order, passes_of(order)
         self._transport, self._gpus, self._hosts = transport, gpus, hosts
-        self._rank = {each: rank for rank, passes in self._order.items() for each in passes}
+        self._rank = {each: rank for rank, passes in self._passes.items() for each in passes}
         self._reader = self._readers()
         self._programs: dict[str, list[Action]] = {rank_name(rank): [] for rank in sorted(order)}
-        self._first_stage = {rank for rank, passes in self._order.items() if any(each.stage == 0 for each in passes)}
+        self._first_stage = {rank for rank, passes in self._passes.items() if any(each.stage == 0 for each in passes)}
 
     def plan(self) -> Plan:
         nodes = tuple(map(self._node, self._in_turn()))
         for rank in self._first_stage:
             self._do(rank, Verb.READ, GO)
-        for rank, steps in self._steps.items():
+        for rank, steps in self._order.items():
             for step in steps:
                 self._take(rank, step)
         for rank in self._first_stage:
             self._do(rank, Verb.FREE, GO)
-        last = [id_of(passes[-1]) for _, passes in sorted(self._order.items()) if passes]
-        ranks = [rank for rank, passes in sorted(self._order.items()) if passes]
+        last = [id_of(passes[-1]) for _, passes in sorted(self._passes.items()) if passes]
+        ranks = [rank for rank, passes in sorted(self._passes.items()) if passes]
         outputs = [self._output_channel(value, rank_name(rank)) for value, rank in zip(last, ranks, strict=True)]
         for channel in outputs:
             self._programs[channel.writer].append(Action(Verb.WRITE, channel.id))
@@ -90,25 +90,25 @@ class _Lowering:
 
     def _in_turn(self) -> list[Pass]:
         """All passes, as they are done when every rank does its next one in turn, if what it needs has been made."""
-        places, done = dict.fromkeys(sorted(self._order), 0), dict[Pass, None]()
+        places, done = dict.fromkeys(sorted(self._passes), 0), dict[Pass, None]()
         waiting: dict[Pass, list[int]] = {}
         moving = set(places)  # ranks that may be able to do their next pass
         while moving:
             doable: list[int] = []
             for rank in sorted(moving):
-                needs = self._needs(self._order[rank][places[rank]]) if places[rank] < len(self._order[rank]) else []
+                needs = self._needs(self._passes[rank][places[rank]]) if places[rank] < len(self._passes[rank]) else []
                 missing = next((need for need in needs if need not in done), None)
                 if missing is not None:
                     waiting.setdefault(missing, []).append(rank)
-                elif places[rank] < len(self._order[rank]):
+                elif places[rank] < len(self._passes[rank]):
                     doable.append(rank)
             moving = set(doable)
             for rank in doable:
-                each = self._order[rank][places[rank]]
+                each = self._passes[rank][places[rank]]
                 done[each] = None
                 places[rank] += 1
                 moving.update(waiting.pop(each, ()))
-        stuck = [id_of(self._order[rank][place]) for rank, place in places.items() if place < len(self._order[rank])]
+        stuck = [id_of(self._passes[rank][place]) for rank, place in places.items() if place < len(self._passes[rank])]
         if stuck:
             raise PlanError(
                 f"PL-2: the schedule stops before {', '.join(stuck)}, each of which waits for another",
@@ -131,7 +131,7 @@ class _Lowering:
         """The rank that reads what a pass makes, where it is another one."""
         return {
             need: rank
-            for rank, passes in sorted(self._order.items())
+            for rank, passes in sorted(self._passes.items())
             for each in passes
             for need in self._needs(each)
             if self._rank[need] != rank

@@ -11,10 +11,11 @@ before it begins. In a training step the host may be ahead or behind, so both ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import fx
@@ -22,6 +23,7 @@ from torch import fx
 from crossfade.pipelines.timing import Loss, PassTime, Stopwatch
 from crossfade.pipelines.torch_names import backward_functions, pipe_split_operator
 
+_FORWARD, _BACKWARD, _WEIGHT = range(3)
 _AHEAD = 1.5
 """How much longer than the host takes a GPU is busy with something else, so that it is behind."""
 
@@ -62,9 +64,17 @@ class StageTimes:
         passes = self.forward, self.backward
         return max(sum(each.host_us for each in passes), sum(each.device_us for each in passes))
 
+    @property
+    def shown_us(self) -> tuple[float, float]:
+        """Forward and backward of what is busier, whose sum is `time_us`."""
+        host_us, device_us = (
+            (getattr(self.forward, name), getattr(self.backward, name)) for name in ("host_us", "device_us")
+        )
+        return device_us if sum(device_us) > sum(host_us) else host_us
+
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StageTimes:
-        """The same, from what `dataclasses.asdict` makes of it."""
+        """Stage times from the dictionary that `dataclasses.asdict` made of them."""
         passes = ("forward", "backward", "input", "weight")
         return cls(**{**data, **{name: PassTime(**data[name]) for name in passes if data[name] is not None}})
 
@@ -179,17 +189,34 @@ def _measure(
     num_passes: int,
     *,
     is_divided: bool,
-) -> tuple[list[PassTime], list[PassTime], list[PassTime]]:
+) -> _Times:
     """For each stage: the forward pass, the backward pass or its first part, its second part."""
-    seen = [_Pass(stages, loss, device).run(inputs, is_divided=is_divided) for _ in range(num_passes + 1)][1:]
+
+    def run(num: int, behind: _Times | None = None) -> list[_Times]:
+        passes = (_Pass(stages, loss, device, behind) for _ in range(num))
+        return [each.run(inputs, is_divided=is_divided) for each in passes]
+
+    def of_all(choose: Callable[[Sequence[PassTime]], PassTime], seen: Sequence[_Times]) -> _Times:
+        """What is chosen for each stage and kind of pass."""
+        kinds = zip(*seen, strict=True)
+        return _Times(*([choose(each) for each in zip(*times, strict=True)] for times in kinds))
+
+    seen = run(num_passes + 1)[1:]
     if device.type == "cuda":
-        ahead = seen[-1]
-        seen += [_Pass(stages, loss, device, ahead).run(inputs, is_divided=is_divided) for _ in range(num_passes)]
+        seen += run(num_passes, of_all(_longest, seen))
+    return of_all(_median, seen)
 
-    def middle(times: Sequence[list[PassTime]]) -> list[PassTime]:
-        return [_median(each) for each in zip(*times, strict=True)]
 
-    return middle([p.forwards for p in seen]), middle([p.backwards for p in seen]), middle([p.weights for p in seen])
+class _Times(NamedTuple):
+    """For each stage, what its passes took."""
+
+    forwards: list[PassTime]
+    backwards: list[PassTime]  # or their first parts
+    weights: list[PassTime]  # their second parts
+
+
+def _longest(times: Sequence[PassTime]) -> PassTime:
+    return PassTime(host_us=max(each.host_us for each in times))
 
 
 def _median(times: Sequence[PassTime]) -> PassTime:
@@ -203,69 +230,69 @@ class _Pass:
     """One microbatch, through all stages and back."""
 
     def __init__(
-        self, stages: Sequence[RunnableStage], loss: Loss, device: torch.device, before: _Pass | None = None
+        self, stages: Sequence[RunnableStage], loss: Loss, device: torch.device, behind: _Times | None = None
     ) -> None:
-        """With one ``before``, which tells how long the host takes, the GPU is behind the host, and its times are taken."""
-        self._stages, self._loss, self._before = stages, loss, before
+        """``behind``: how long the host takes at most, if the GPU is to be behind it, and its times are to be taken."""
+        self._stages, self._loss, self._behind = stages, loss, behind
         self._watch = Stopwatch(device)
         self._whole, self._input, self._weight = backward_functions()
         self.inputs: list[Tensors] = []
         self.outputs: list[Tensors] = []
         self._saved: list[dict[int, int]] = []
         num = len(stages)
-        self.forwards, self.backwards, self.weights = ([PassTime()] * num for _ in range(3))
+        self._times = _Times(*([PassTime()] * num for _ in range(3)))
 
-    def run(self, inputs: Tensors, *, is_divided: bool) -> _Pass:
-        """Forward and backward; returns itself, without the values."""
+    def run(self, inputs: Tensors, *, is_divided: bool) -> _Times:
+        """Forward and backward; returns what they took."""
         self.forward(inputs)
         self.backward(is_divided=is_divided)
         self.inputs.clear()
         self.outputs.clear()
-        return self
+        return self._times
 
     def forward(self, values: Tensors) -> None:
         """All stages, from the first to the last, and the loss."""
-        before = self._before
         for index, stage in enumerate(self._stages):
             if index:
                 values = tuple(each.detach().requires_grad_(each.is_floating_point()) for each in values)
             self.inputs.append(values)
             self._saved.append({})
-            self._start(before.forwards[index] if before else None)
-            values = stage.run(values)
-            if index + 1 == len(self._stages):
-                values = self._loss.roots(values)
-            self.forwards[index] = self._watch.stop()
+            with self._timed(_FORWARD, index):
+                values = stage.run(values)
+                if index + 1 == len(self._stages):
+                    values = self._loss.roots(values)
             self.outputs.append(values)
 
     def backward(self, *, is_divided: bool) -> None:
-        """All stages, from the last to the first."""
-        before = self._before
+        """All stages, from the last to the first. Where the backward pass is divided, the first stage does all of it as the second
+        part.
+        """
         ones = [torch.ones_like(each) for each in self.outputs[-1]]
         gradients: Sequence[torch.Tensor | None] = ones
         for index in reversed(range(len(self._stages))):
             outputs, inputs = self.outputs[index], list(self.inputs[index])
             if is_divided and gradients is ones:  # instead of a loss: torch detaches it in place, which a view refuses
                 outputs = tuple(each.clone() for each in outputs)
-            self._start(before.backwards[index] if before else None)
             if is_divided and index:
                 weights = self._stages[index].parameters
-                gradients, groups = self._input(list(outputs), gradients, inputs, iter(weights))
-                self.backwards[index] = self._watch.stop()
-                self._start(before.weights[index] if before else None)
-                self._weight(iter(weights), groups)
-                self.weights[index] = self._watch.stop()
+                with self._timed(_BACKWARD, index):
+                    gradients, groups = self._input(list(outputs), gradients, inputs, iter(weights))
+                with self._timed(_WEIGHT, index):
+                    self._weight(iter(weights), groups)
             elif any(each.requires_grad for each in outputs):
-                gradients = self._whole(outputs, tuple(gradients), inputs)
-                times = self.weights if is_divided else self.backwards
-                times[index] = self._watch.stop()
+                with self._timed(_WEIGHT if is_divided else _BACKWARD, index):
+                    gradients = self._whole(outputs, tuple(gradients), inputs)
             gradients = [
                 torch.zeros_like(value) if gradient is None else gradient
                 for value, gradient in zip(inputs, gradients, strict=False)
             ]
 
-    def _start(self, before: PassTime | None) -> None:
-        self._watch.start(_AHEAD * before.host_us if before else 0.0)
+    @contextmanager
+    def _timed(self, kind: int, index: int) -> Iterator[None]:
+        """Takes the time of what is done inside: of the host, or of a GPU that is behind it."""
+        self._watch.start(_AHEAD * self._behind[kind][index].host_us if self._behind else 0.0)
+        yield
+        self._times[kind][index] = self._watch.stop()
 
     def counting_memory(self) -> torch.autograd.graph.saved_tensors_hooks:
         """Inside, what autograd saves is counted; there is no way back."""

@@ -1,7 +1,8 @@
 """In which order each rank does its passes, and sends and receives between them, schedule by schedule.
 
-GPipe and 1F1B are written down here, as `torch.distributed.pipelining` runs them. The order of those with several stages on each
-rank is torch's own: the schedule is made with stand-ins of stages, without a process group.
+GPipe and 1F1B are written down here, as `torch.distributed.pipelining` runs them, but for its waits for sends that are long over:
+before GPipe's first backward pass, and a pass later while 1F1B warms up and cools down. The order of those with several stages on
+each rank is torch's own: the schedule is made with stand-ins of stages, without a process group.
 
 Where a rank receives matters: a receive's memory is the rank's own, so nothing moves into it before the rank has come to it.
 """
@@ -125,7 +126,7 @@ class _Stage:
             yield Send(made, is_awaited)
 
     def backward(self, number: int, *, is_awaited: bool = False) -> Iterator[Pass | Send | Receive]:
-        """The same with its backward pass."""
+        """Receives what a microbatch's backward pass needs, does it, sends what comes out."""
         if self.index + 1 < self.num_stages:
             yield Receive(Pass(Kind.BACKWARD, self.index + 1, number))
         yield (made := Pass(Kind.BACKWARD, self.index, number))
@@ -200,9 +201,8 @@ def _stand_in(index: int, num_stages: int, num_ranks: int) -> Any:
 def _order(actions_of: Mapping[int, Sequence[Any]]) -> Order:
     """Torch's actions as steps; an overlapped pair is one after the other, as torch runs it."""
     parts = {rank: [*_parts(actions)] for rank, actions in actions_of.items()}
-    whole = Kind.BACKWARD, Kind.BACKWARD_INPUT
-    made = {each for steps in parts.values() for each in steps}
-    backward = {(stage, number): Pass(Kind(kind), stage, number) for kind, stage, number in made if kind in whole}
+    made = {Pass(Kind(kind), *where) for steps in parts.values() for kind, *where in steps if kind in set(Kind)}
+    backward = {(each.stage, each.microbatch): each for each in made if each.kind.sends_back}
 
     def step(kind: str, stage: int, number: int) -> Pass | Send | Receive | None:
         match kind:

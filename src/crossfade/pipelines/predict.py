@@ -13,12 +13,11 @@ from crossfade.pipelines.lowering import id_of, method_of, plan_of, rank_name
 from crossfade.pipelines.orders import Kind, Pass, order_of, passes_of
 from crossfade.pipelines.report import StageReport
 from crossfade.pipelines.timing import PassTime
-from crossfade.plan.actions import MAIN
 from crossfade.plan.plan import Plan
-from crossfade.plan.spans import COMPUTE, Overlap
-from crossfade.plan.timeline import Timeline
+from crossfade.plan.spans import COMPUTE
+from crossfade.plan.timeline import NOTHING, Timeline
 from crossfade.plan.validate import validate
-from crossfade.schedule.bounds import Bounds, predict_bounds
+from crossfade.schedule.bounds import Bounds, overlaps_of, predict_bounds
 from crossfade.schedule.cost import CostModel
 from crossfade.schedule.placement import place
 from crossfade.schedule.workload import Workload
@@ -72,6 +71,8 @@ def predict(
     passes = passes_of(order)
     _check_divided(stages, schedule, passes)
     is_cuda = device.type == "cuda"
+    if topology is None and transport is not None and Transport(transport) is Transport.TCP:
+        raise GraphError("values go by 'tcp' between hosts, and there is one", hint="describe a cluster: topology=...")
     how = Transport(transport) if transport else (Transport.COPY if is_cuda else Transport.SHM)
     booked = {rank_name(rank): (rank,) if is_cuda else () for rank in sorted(order)}
     places = None if topology is None else place(topology, booked)
@@ -91,7 +92,8 @@ def predict(
     names = [rank_name(rank) for rank in sorted(order)]
     spans = [span for span in timeline.spans if span.kind == COMPUTE]
     step_us = max(span.end_us for span in spans) - min(span.start_us for span in spans)
-    overlaps = [_overlap(timeline, name, is_cuda=is_cuda) for name in names]
+    by_actor = overlaps_of(timeline)
+    overlaps = [by_actor.get(name, NOTHING) for name in names]
     return Prediction(
         schedule=schedule,
         num_microbatches=num_microbatches,
@@ -103,12 +105,6 @@ def predict(
         bounds=bounds,
         memory_bytes=tuple(_peak_bytes(stages, passes[rank]) for rank in sorted(order)),
     )
-
-
-def _overlap(timeline: Timeline, rank: str, *, is_cuda: bool) -> Overlap:
-    """What a rank's device does: its GPU, not the host that enqueues for it."""
-    spans = (span for span in timeline.spans if span.actor == rank)
-    return Overlap.of(span for span in spans if not is_cuda or span.stream != MAIN)
 
 
 def host_costs(num_cores: int) -> CostModel:

@@ -37,9 +37,14 @@ def format_stages(stages: Sequence[StageReport]) -> list[str]:
     for index, stage in enumerate(stages):
         times = stage.times
         sizes = (stage.parameter_bytes, times.activation_bytes, times.sent_bytes)
-        spans_us = (times.forward.time_us, times.backward.time_us)
         rows.append(
-            [str(index), stage.first, stage.last, *(f"{us / 1e3:.2f} ms" for us in spans_us), *map(format_bytes, sizes)]
+            [
+                str(index),
+                stage.first,
+                stage.last,
+                *(f"{us / 1e3:.2f} ms" for us in times.shown_us),
+                *map(format_bytes, sizes),
+            ]
         )
     return format_table(rows, num_left=3)
 

@@ -22,7 +22,7 @@ def now_us(device: torch.device) -> float:
 
 
 _CYCLES_PER_US = 2000
-"""Of a GPU's clock, at most."""
+"""Of the clock of an H100 or H200 at its fastest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class PassTime:
 
     @property
     def time_us(self) -> float:
-        """How long it takes, of many in a row."""
+        """How long it takes, of many of its kind in a row."""
         return max(self.host_us, self.device_us)
 
 

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from crossfade.plan.actions import MAIN
 from crossfade.plan.plan import Plan
-from crossfade.plan.spans import COMPUTE, WAIT, union_us
-from crossfade.plan.timeline import Timeline
+from crossfade.plan.spans import COMPUTE, WAIT, Overlap, Span, union_us
+from crossfade.plan.timeline import NOTHING, Timeline
 from crossfade.schedule.causes import LINK, Piece
 from crossfade.schedule.cost import CostModel
 from crossfade.schedule.simulate import Simulation
@@ -61,6 +62,20 @@ def predict_bounds(
     return timeline, bounds_of(plan, timeline, simulation.critical_path(), moves)
 
 
+def overlaps_of(timeline: Timeline) -> dict[str, Overlap]:
+    """What each actor does: with its GPU, if that computes, and not with the host that enqueues for it."""
+    spans: dict[str, dict[bool, list[Span]]] = defaultdict(
+        lambda: {True: [], False: []}
+    )  # by whether they are the host's
+    for span in timeline.spans:
+        spans[span.actor][span.stream == MAIN].append(span)
+    found = {}
+    for actor, each in spans.items():
+        computes = any(span.kind == COMPUTE for span in each[False])
+        found[actor] = Overlap.of(each[False] if computes else each[False] + each[True])
+    return found
+
+
 def bounds_of(
     plan: Plan, timeline: Timeline, path: Iterable[Piece], moves: Iterable[tuple[str, float, float]]
 ) -> Bounds:
@@ -77,11 +92,12 @@ def bounds_of(
     busy_us: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for where, start_us, end_us in moves:
         busy_us[where].append((start_us, end_us))
+    overlaps = overlaps_of(timeline)
     actors = [
         Bound(
             name=name,
             share=on_path.get((name, COMPUTE), 0.0),
-            busy=timeline.compute_us(name) / step_us,
+            busy=overlaps.get(name, NOTHING).compute_us / step_us,
             host=plan.hosts.get(name, ""),
             handling=handling[name],
         )

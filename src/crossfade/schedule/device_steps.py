@@ -4,7 +4,7 @@ The host runs the actor's program and enqueues; a stream goes through what was e
 
 ===========  =====================================================================================================
 ``compute``  kernels of methods, which wait for what was pushed to them; then the end of each value's use
-``push``     copies to other GPUs, which wait for the kernels that made the value and for a free slot
+``push``     copies to other GPUs, which wait for the kernels that made the value and for a free slot; posted receives
 ``up``       copies to the host of what leaves by shared memory, which publish it there; the start of staged transfers
 ``down``     copies from the host of what comes by shared memory and is wanted on the GPU
 ``nccl``     the start of NCCL's transfers
@@ -54,7 +54,7 @@ def is_pushed(plan: Plan, channel: ChannelSpec) -> bool:
 
 
 def is_posted_on_gpus(plan: Plan, channel: ChannelSpec) -> bool:
-    """Whether it is such a channel whose values go into memory that the reader gives, so that streams wait for both ends."""
+    """Whether a channel's values go from GPU to GPU into memory that the reader gives, so that streams wait for both ends."""
     return channel.is_posted and is_pushed(plan, channel)
 
 

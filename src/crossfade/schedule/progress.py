@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from crossfade.errors import PlanError
 from crossfade.plan.actions import RECV_STREAM, SEND_STREAM, Verb
 from crossfade.plan.device_streams import stream_in, stream_out
-from crossfade.plan.plan import ChannelSpec
+from crossfade.plan.plan import ChannelSpec, Plan
 from crossfade.schedule.causes import Happening
 from crossfade.schedule.cores import Work
+from crossfade.schedule.device_steps import is_posted_on_gpus
 from crossfade.schedule.strands import Need, Step, Strand
 from crossfade.types import Transport
 
@@ -74,6 +75,25 @@ class Inbox:
         return sent + [(channel, execution, sender) for sender, channel, execution in self.awaited]
 
 
+class Inboxes:
+    """An inbox for what each actor receives by each transport; on a GPU that posts its receives, for each sender besides: what one
+    of them is late with does not hold up the others' values.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._made: defaultdict[tuple[str, Transport, str], Inbox] = defaultdict(Inbox)
+
+    def of(self, channel: ChannelSpec, reader: str) -> Inbox:
+        """The inbox for a channel's value at a reader."""
+        sender = channel.writer if is_posted_on_gpus(self._plan, channel) else ""
+        return self._made[reader, channel.transport, sender]
+
+    def __iter__(self) -> Iterator[tuple[str, Inbox]]:
+        """Readers, and what they receive."""
+        return iter([(reader, inbox) for (reader, _, _), inbox in self._made.items()])
+
+
 @dataclass(slots=True, eq=False)
 class Cursor:
     """Where one strand is."""
@@ -126,9 +146,7 @@ class Process:
     transfers: list[Transfer] = field(default_factory=list)
 
 
-def check_that_all_is_done(
-    cursors: Sequence[Cursor], inboxes: Mapping[tuple[str, Transport], Inbox], num_executions: int
-) -> None:
+def check_that_all_is_done(cursors: Sequence[Cursor], inboxes: Inboxes, num_executions: int) -> None:
     """A `PlanError` says who waits for what if something has not come to its end."""
     stuck = [
         f"  {cursor.strand.actor} at {cursor.step.label!r} of execution {cursor.execution}: waits for"
@@ -136,7 +154,7 @@ def check_that_all_is_done(
         for cursor in cursors
         if cursor.round < num_executions
     ]
-    for (reader, _), inbox in inboxes.items():
+    for reader, inbox in inboxes:
         for channel, execution, sender in inbox.lost()[:1] if not stuck else ():
             raise PlanError(
                 f"PL-1: {channel!r} of execution {execution} has only one end between {sender} and {reader}",

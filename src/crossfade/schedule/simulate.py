@@ -6,7 +6,7 @@ What is simulated:
   Either is seen ``hop_us`` later by who polls, and ``wake_us`` after that by who had waited longer than ``spin_us``.
 - **Transfers** (gloo), one per reader. A receiver takes one after another, in the order of its receives; a sender sends
   one after another to each receiver, in the order of its sends, but to several receivers at once. So a transfer starts
-  when it is the first of both queues. Who uses the value first waits for its arrival.
+  when it is the first of both queues (`schedule.progress`). Who uses the value first waits for its arrival.
 - **Collectives** start when all parties have, one after another in each set of parties (`schedule.meetings`): on the hosts those by
   gloo, on streams of the GPUs those between them, which take what `schedule.collective_costs` says.
 - **Cores.** Work of all parties and background transfers share ``num_cores`` cores as ``schedule.cores`` says: work stays
@@ -41,7 +41,7 @@ from crossfade.schedule.device_steps import is_pushed, push_of
 from crossfade.schedule.gpus import GpuClock, Push
 from crossfade.schedule.meetings import Meetings
 from crossfade.schedule.network import Connections, Hosts, told_apart
-from crossfade.schedule.progress import Cursor, Inbox, Process, Transfer, check_that_all_is_done
+from crossfade.schedule.progress import Cursor, Inbox, Inboxes, Process, Transfer, check_that_all_is_done
 from crossfade.schedule.steps import NETWORK_STREAM, reached, strands_of
 from crossfade.schedule.strands import Need
 from crossfade.schedule.workload import Workload
@@ -55,8 +55,8 @@ def simulate(
     once.
 
     Spans are in microseconds since the first submission. Each action but ``free`` has a span on its actor's ``main`` stream, what a
-    GPU does for it one on the GPU's stream, each transfer one at either end (streams ``send`` and ``recv``; between GPUs ``up`` and
-    ``down``, or ``nccl``), each collective one at each party (``coll``: by gloo while it runs, between GPUs from when that party's
+    GPU does for it one on the GPU's stream, each transfer one at either end (streams ``send`` and ``recv``; between GPUs those of
+    `plan.device_streams`), each collective one at each party (``coll``: by gloo while it runs, between GPUs from when that party's
     tensors are there), and each blocked party a ``wait`` whose ``what`` says for which fact. The driver's second half, getting
     outputs, is on the stream ``get``. Notes say what of the collectives between GPUs was not measured, and what stands for it.
 
@@ -87,7 +87,7 @@ class Simulation:
         strands = strands_of(plan, workload, costs, inflight, self._hosts)
         self._cursors = [Cursor(each, each.first_round) for each in strands]
         self._processes: defaultdict[str, Process] = defaultdict(Process)
-        self._inboxes: defaultdict[tuple[str, Transport], Inbox] = defaultdict(Inbox)
+        self._inboxes = Inboxes(plan)
         self._meetings = Meetings(plan, self._cores, self._gpus, workload, costs, self._hosts, self._began, self._met)
         # when each fact became true, by its name and its execution, and what made it true.
         self._facts: dict[tuple[str, int], Happening] = {}
@@ -293,11 +293,11 @@ class Simulation:
             self._send_far(channel, execution)
         elif actor == channel.writer:
             for reader in channel.readers:
-                inbox = self._inboxes[reader, channel.transport]
+                inbox = self._inboxes.of(channel, reader)
                 inbox.sent[actor].append(Transfer(channel, reader, execution))
                 self._start_next(inbox)
         else:
-            inbox = self._inboxes[actor, channel.transport]
+            inbox = self._inboxes.of(channel, actor)
             inbox.awaited.append((channel.writer, channel.id, execution))
             self._start_next(inbox)
 
