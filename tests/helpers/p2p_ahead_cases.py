@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -160,9 +161,52 @@ def behind_what_is_lent(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def long_ones_in_any_order(device: str) -> None:
+    """Long values that two streams compute for long, into tensors of two streams, received and used in any order."""
+    orders = ((0, 1, 2, 3, 4, 5), (5, 4, 3, 2, 1, 0), (2, 0, 1, 5, 3, 4))
+    with opened() as (p2p, peer, is_receiver):
+        streams = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        made = [torch.zeros(10 << 20, device=device) for _ in orders[0]]
+        assert [float(each) for each in made[0].aminmax()] == [
+            0.0,
+            0.0,
+        ]  # a kernel that is loaded meanwhile would keep the host
+        for number, (received, used) in enumerate(product(orders, orders)):
+            torch.cuda.synchronize()
+            if is_receiver:
+                works, seen = {}, {}
+                for k in received:
+                    with torch.cuda.stream(streams[(k + number) % 2]):
+                        works[k] = p2p.irecv(made[k], peer, tag=k)
+                for k in used:
+                    with torch.cuda.stream(streams[(k // 2 + number) % 2]):
+                        works[k].wait()
+                        seen[k] = made[k].aminmax()
+                torch.cuda.synchronize()
+                for k in orders[0]:
+                    assert [float(each) for each in seen[k]] == [float(k + number)] * 2
+            else:
+                sends = []
+                for k in orders[0]:
+                    with torch.cuda.stream(streams[k % 2]):
+                        torch.cuda._sleep(2_000_000)  # type: ignore[no-untyped-call]
+                        sends.append(p2p.isend(made[k].fill_(k + number), peer, tag=k))
+                for send in sends:
+                    send.wait()
+        p2p.check()
+
+
 CASES: dict[str, Case] = {
     case.__name__: case
-    for case in (before_the_send, in_turns, lengths_that_differ, too_long, closed_meanwhile, behind_what_is_lent)
+    for case in (
+        before_the_send,
+        in_turns,
+        lengths_that_differ,
+        too_long,
+        closed_meanwhile,
+        behind_what_is_lent,
+        long_ones_in_any_order,
+    )
 }
 _OTHERS = {name: case for name, case in {**ALL, **RANDOM}.items() if name != "each_way"}  # which goes by cells only
 USUAL: dict[str, Case] = {name: partial(ahead, case) for name, case in _OTHERS.items()}
