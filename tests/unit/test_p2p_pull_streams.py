@@ -9,10 +9,11 @@ import pytest
 
 pytest.importorskip("torch", reason="crossfade.p2p")
 
+from crossfade.errors import ChannelBroken
 from crossfade.p2p.pull_streams import Budget, PullStreams
-from crossfade.testing.fake import sample
+from crossfade.testing.fake import Machine, sample
 from crossfade.testing.fake.machine import Program, Range
-from tests.helpers.fake_ranks import LENT, LONG, Case, Rank, Setting
+from tests.helpers.fake_ranks import LENT, LONG, Case, Rank, Setting, open_ranks
 
 A, B, C = (1, 1, 7), (1, 2, 7), (2, 1, 7)
 """Whose values: the rank that makes them, its stream, and the stream that gives the tensors."""
@@ -248,3 +249,18 @@ def test_no_program_of_long_values_hangs(seed: int, is_staged: bool) -> None:
     world = Case(Setting(is_ahead=True, is_staged=is_staged), *(program_of(ways, number) for number in range(2)))
     verdict = sample(world, range(6), is_strict=False)
     assert verdict.is_ok, verdict
+
+
+def test_a_death_is_told_by_the_receive_whose_pull_waits_and_the_watchdog_knows_its_stream() -> None:
+    ranks = open_ranks(Machine(is_strict=False), 2, Setting(is_ahead=True))
+    sender, receiver = ranks
+    late = sender.tensor(LENT)
+    sender.make(late, b"v" * LENT)
+    sender.send(late, 1, 0)  # no device has done anything yet
+    receive = receiver.receive(receiver.tensor(LENT), 0, 0)
+    receiver.look()
+    assert receive.is_enqueued
+    assert receive.copy_stream in receiver.side.awaiting
+    assert receive.copy_stream != receiver.compute
+    receiver.pairs.each[0].carrier.suspect(ChannelBroken("rank 0 died"))
+    assert "rank 0 died" in str(receive.error)
