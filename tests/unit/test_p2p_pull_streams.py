@@ -68,7 +68,7 @@ def test_communicators_share_a_budget_and_give_back_what_they_had() -> None:
     assert first.take(C, 1, 1, Copied()) is None
 
 
-class Way(NamedTuple):
+class Value(NamedTuple):
     """One value: from which rank to which, whose streams (0, 1), and when which of its ends does what."""
 
     source: int
@@ -80,56 +80,57 @@ class Way(NamedTuple):
     times: tuple[float, float, float]  # of the receive, the send, the wait
 
 
-def random_ways(seed: int) -> list[Way]:
+def random_values(seed: int) -> list[Value]:
     """Values of which each is waited for once it has been sent, so that the program comes to its end."""
     rng = Random(seed)
-    ways = []
+    values = []
     for _ in range(rng.randint(3, 6)):
         source = rng.randrange(2)
         received, sent = rng.random(), rng.random()
         times = received, sent, rng.uniform(max(received, sent), 1.1)
         made_on, given_on, used_on = (rng.randrange(2) for _ in range(3))
         size_bytes = rng.choice([LENT, LENT, LENT, LONG])
-        ways.append(Way(source, 1 - source, made_on, given_on, used_on, size_bytes, times))
-    return ways
+        values.append(Value(source, 1 - source, made_on, given_on, used_on, size_bytes, times))
+    return values
 
 
-def program_of(ways: list[Way], number: int) -> Any:
+def program_of(values: list[Value], number: int) -> Any:
     """What a rank does: its ends of all values, in the order of their times."""
 
     def run(rank: Rank) -> Program:
-        tensors = [rank.tensor(way.size_bytes) for way in ways]
-        seen: list[list[bytes]] = [[] for _ in ways]
+        tensors = [rank.tensor(value.size_bytes) for value in values]
+        seen: list[list[bytes]] = [[] for _ in values]
         begun: dict[int, Any] = {}
         streams = rank.compute, rank.other
         steps = []
-        for place, way in enumerate(ways):
-            ends = (way.target, way.source, way.target)
+        for place, value in enumerate(values):
+            ends = (value.target, value.source, value.target)
             steps += [
                 (time, what, place)
-                for what, (time, end) in enumerate(zip(way.times, ends, strict=True))
+                for what, (time, end) in enumerate(zip(value.times, ends, strict=True))
                 if end == number
             ]
         for _, what, place in sorted(steps):
-            way, tensor = ways[place], tensors[place]
-            rank.current = streams[(way.given_on, way.made_on, way.used_on)[what]]
+            value, tensor = values[place], tensors[place]
+            rank.current = streams[(value.given_on, value.made_on, value.used_on)[what]]
             if what == 0:
-                begun[place] = rank.receive(tensor, way.source, place)
+                begun[place] = rank.receive(tensor, value.source, place)
             elif what == 1:
-                rank.make(tensor, bytes([place + 1]) * way.size_bytes)
-                begun[place] = rank.send(tensor, way.target, place)
+                rank.make(tensor, bytes([place + 1]) * value.size_bytes)
+                begun[place] = rank.send(tensor, value.target, place)
             else:
                 yield from rank.wait(begun[place])
-                reads = (Range(tensor.address, way.size_bytes),)
+                reads = (Range(tensor.address, value.size_bytes),)
                 rank.driver.kernel(rank.current, "use", reads=reads, seen=seen[place])
             yield None
         rank.current = rank.compute
-        for place, way in enumerate(ways):
-            if way.source == number:
+        for place, value in enumerate(values):
+            if value.source == number:
                 yield from rank.wait(begun[place])
         yield from rank.leave()
         wanted = [
-            [bytes([place + 1]) * way.size_bytes] if way.target == number else [] for place, way in enumerate(ways)
+            [bytes([place + 1]) * value.size_bytes] if value.target == number else []
+            for place, value in enumerate(values)
         ]
         assert seen == wanted
         rank.free(*tensors)
@@ -173,19 +174,30 @@ CROSSED = {
     ),
     "given on two streams": (
         Script(
-            1, SIZES, ("receive", "W", OTHER), ("send", "A", ONE), ("send", "B", ONE), ("wait", "W", OTHER),
+            1,
+            SIZES,
+            ("receive", "W", OTHER),
+            ("send", "A", ONE),
+            ("send", "B", ONE),
+            ("wait", "W", OTHER),
             ("send", "V", OTHER),
         ),
         Script(
-            0, SIZES, ("receive", "V", ONE), ("wait", "V", ONE), ("receive", "A", ONE), ("receive", "B", OTHER),
-            ("wait", "B", OTHER), ("send", "W", OTHER),
+            0,
+            SIZES,
+            ("receive", "V", ONE),
+            ("wait", "V", ONE),
+            ("receive", "A", ONE),
+            ("receive", "B", OTHER),
+            ("wait", "B", OTHER),
+            ("send", "W", OTHER),
         ),
     ),
     "made in another order": (
         Script(1, SIZES, ("receive", "V", ONE), ("send", "A", ONE), ("wait", "V", ONE), ("send", "B", ONE)),
         Script(0, SIZES, ("receive", "B", ONE), ("receive", "A", ONE), ("wait", "A", ONE), ("send", "V", ONE)),
     ),
-}  # fmt: skip
+}
 """What would hang if one stream took both A and B: what A waits for comes only once B has been used."""
 
 
@@ -245,8 +257,8 @@ def test_a_pull_that_waits_keeps_no_tensor_of_others() -> None:
 @pytest.mark.parametrize("is_staged", [False, True])
 @pytest.mark.parametrize("seed", range(40))
 def test_no_program_of_long_values_hangs(seed: int, is_staged: bool) -> None:
-    ways = random_ways(seed)
-    world = Case(Setting(is_ahead=True, is_staged=is_staged), *(program_of(ways, number) for number in range(2)))
+    values = random_values(seed)
+    world = Case(Setting(is_ahead=True, is_staged=is_staged), *(program_of(values, number) for number in range(2)))
     verdict = sample(world, range(6), is_strict=False)
     assert verdict.is_ok, verdict
 

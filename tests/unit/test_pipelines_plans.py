@@ -123,9 +123,17 @@ GPU_STEPS_US = {"GPipe": 190.0, "1F1B": 175.0}
 @pytest.mark.parametrize("schedule", GPU_STEPS_US)
 def test_gpus_move_nothing_before_the_receiver_has_come_to_it(schedule: str) -> None:
     free = CostModel(
-        push_host_us=0, accept_host_us=0, copy_us=0, copy_gbs=1.0, read_us=0, write_us=0, hop_us=0, wake_us=0, step_us=0,
+        push_host_us=0,
+        accept_host_us=0,
+        copy_us=0,
+        copy_gbs=1.0,
+        read_us=0,
+        write_us=0,
+        hop_us=0,
+        wake_us=0,
+        step_us=0,
         num_cores=8,
-    )  # fmt: skip
+    )
     times = StageTimes(PassTime(0, 10), PassTime(0, 20), None, None, 100, 5000, 5000)
     seen = [StageReport("a", "b", times, 1000, 1000, 0)] * 2
     found = predict(seen, schedule, 4, 2, torch.device("cuda"), free)

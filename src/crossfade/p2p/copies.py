@@ -176,8 +176,7 @@ class Copies(Carrier):
         is_by_host = False
         if isinstance(landing, Window) and landing.is_prompt:
             done.set(stream, landing.uses)
-            receive.finish_at(done, landing.uses)
-            receive.copy_stream = stream
+            receive.finish_at(done, landing.uses, stream)
         else:
             receive.finish_behind(stream)
             is_by_host = isinstance(landing, Window)

@@ -33,9 +33,8 @@ _LENT_BYTES_OF_HOST = 256 << 10
 _LENT_BYTES_OF_DEVICE = (1 << 20) + 1
 """The same on a device: a sender whose value was copied need not wait for the receiver's host, nor its stream for a copy."""
 
-
 _MOST_NUMBERED = 1000
-"""So many streams of the program's get a number that the other rank is told."""
+"""How many of the program's streams have numbers; values of others are announced without one."""
 
 
 class Exports:

@@ -29,14 +29,14 @@ class Budget:
         self._lock = threading.Lock()
 
     def take(self) -> bool:
-        """Whether there may be one more."""
+        """Takes the room of one stream; False if none is left."""
         with self._lock:
             is_left = self._num_left > 0
             self._num_left -= is_left
             return is_left
 
     def give_back(self, num: int) -> None:
-        """So many are no more."""
+        """Returns the room of so many streams to the budget."""
         with self._lock:
             self._num_left += num
 
@@ -70,7 +70,7 @@ class PullStreams:
     def take(
         self, key: tuple[int, int, int], number: int, receive_number: int, is_copied: Callable[[], bool]
     ) -> int | None:
-        """The stream for a pull; None if the value has to come another way.
+        """Returns the stream on which to enqueue a pull, or None if none of these may take it.
 
         ``key``: the rank that makes the value, its stream, and this rank's that gave the tensor; ``number``, ``receive_number``: of
         the announcement and of the receive, which grow in the order of these streams; ``is_copied``: whether the value has been.
@@ -90,6 +90,6 @@ class PullStreams:
         return found
 
     def close(self) -> None:
-        """The streams are no more. Idempotent."""
+        """Forgets the streams, which their owner destroys. Idempotent."""
         self._budget.give_back(len(self._streams))
         self._streams.clear()

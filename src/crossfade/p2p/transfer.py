@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 _NUMBERS = count(1)
+"""Of receives."""
 
 
 class Arrival(NamedTuple):
@@ -66,9 +67,10 @@ class Transfer:
         self.is_enqueued = True
         return event
 
-    def finish_at(self, counter: Counter, value: int) -> None:
-        """All is enqueued; the copy has been made when the counter comes to the value."""
+    def finish_at(self, counter: Counter, value: int, stream: int | None = None) -> None:
+        """All is enqueued; the copy has been made when the counter comes to the value. ``stream``: this rank's, if it copies."""
         self._counter, self._value = counter, value
+        self.copy_stream = stream
         self.is_enqueued = True
 
     def let_go(self) -> None:

@@ -176,7 +176,7 @@ class Waiting:
         return ready()
 
     def close(self) -> None:
-        """Nobody is to wait any more, and threads that do all the same are told: releases the alarms' memory."""
+        """Ends all waits, and releases the alarms' memory. A thread that still waits gets a `ChannelClosed`."""
         alarm, self._own_alarm = self._alarm, None
         alarm.ring()
         self.notify()

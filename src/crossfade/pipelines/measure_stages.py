@@ -6,7 +6,7 @@ that put off the gradients of weights, `stage_backward_input` and `stage_backwar
 as it does for all microbatches but the first.
 
 On a GPU each pass is measured in two ways: how long the host takes to enqueue it, and how long the GPU takes when all is enqueued
-before it begins. In a training step the host may be ahead or behind, so both are told.
+before it begins. In a training step the host may be ahead of the GPU or behind it, so a stage has both times.
 """
 
 from __future__ import annotations
@@ -60,17 +60,15 @@ class StageTimes:
 
     @property
     def time_us(self) -> float:
-        """How long a microbatch takes, of many: what keeps the host, or the GPU, busier, since either may be ahead of the other."""
-        passes = self.forward, self.backward
-        return max(sum(each.host_us for each in passes), sum(each.device_us for each in passes))
+        """How long one of many microbatches takes: host and GPU run ahead of each other, so the busier one counts."""
+        return sum(self.busier_us)
 
     @property
-    def shown_us(self) -> tuple[float, float]:
-        """Forward and backward of what is busier, whose sum is `time_us`."""
-        host_us, device_us = (
-            (getattr(self.forward, name), getattr(self.backward, name)) for name in ("host_us", "device_us")
-        )
-        return device_us if sum(device_us) > sum(host_us) else host_us
+    def busier_us(self) -> tuple[float, float]:
+        """Forward and backward, of the host or of the GPU, whichever is busier over both."""
+        host_us = self.forward.host_us, self.backward.host_us
+        device_us = self.forward.device_us, self.backward.device_us
+        return max(host_us, device_us, key=sum)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StageTimes:
@@ -158,7 +156,7 @@ def measure_stages(
     """Runs all stages ``num_passes`` times in each way, the divided backward pass too if it ``divides``, after one pass of each
     that does not count.
     """
-    forward, backward, _ = _measure(stages, inputs, loss, device, num_passes, is_divided=False)
+    whole = _measure(stages, inputs, loss, device, num_passes, is_divided=False)
     try:
         halves = _measure(stages, inputs, loss, device, num_passes, is_divided=True) if divides else None
     except (RuntimeError, KeyError, AssertionError):  # torch cannot divide this one
@@ -169,10 +167,10 @@ def measure_stages(
     sizes.backward(is_divided=False)  # frees what was saved
     return [
         StageTimes(
-            forward=forward[index],
-            backward=backward[index],
-            input=halves[1][index] if halves else None,
-            weight=halves[2][index] if halves else None,
+            forward=whole.forwards[index],
+            backward=whole.backwards[index],
+            input=halves.backwards[index] if halves else None,
+            weight=halves.weights[index] if halves else None,
             activation_bytes=sizes.kept_bytes(index),
             sent_bytes=_bytes(sizes.outputs[index]) if index + 1 < len(stages) else 0,
             returned_bytes=_bytes([t for t in sizes.inputs[index] if t.requires_grad]) if index else 0,
@@ -190,7 +188,7 @@ def _measure(
     *,
     is_divided: bool,
 ) -> _Times:
-    """For each stage: the forward pass, the backward pass or its first part, its second part."""
+    """The medians of all stages' passes."""
 
     def run(num: int, behind: _Times | None = None) -> list[_Times]:
         passes = (_Pass(stages, loss, device, behind) for _ in range(num))

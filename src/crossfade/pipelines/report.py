@@ -42,7 +42,7 @@ def format_stages(stages: Sequence[StageReport]) -> list[str]:
                 str(index),
                 stage.first,
                 stage.last,
-                *(f"{us / 1e3:.2f} ms" for us in times.shown_us),
+                *(f"{us / 1e3:.2f} ms" for us in times.busier_us),
                 *map(format_bytes, sizes),
             ]
         )

@@ -34,17 +34,12 @@ class PassTime:
     device_us: float = 0.0
     """Of the GPU, when it does not wait for the host; 0 on CPUs."""
 
-    @property
-    def time_us(self) -> float:
-        """How long it takes, of many of its kind in a row."""
-        return max(self.host_us, self.device_us)
-
 
 class Stopwatch:
-    """Takes the time of one thing after another. On a GPU the host waits for the GPU before each.
+    """Times one piece of work after another; each begins when the GPU is idle.
 
-    The GPU may be ``behind`` its host when it begins: it has all to do by then, and what it takes itself is told. If not, what the
-    host takes is told: a GPU that was behind would hold up a host that asks for a result.
+    A piece is timed on the host or on the GPU. For the GPU's time, a kernel that only takes time keeps the GPU busy until the host
+    has enqueued the whole piece. The host's time is taken without that kernel: a piece that asks for a result would wait for it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -53,14 +48,14 @@ class Stopwatch:
         self._begun: Any = None
 
     def start(self, behind_us: float = 0.0) -> None:
-        """Begins; ``behind_us`` is how long the host will take, if the GPU is to be behind it."""
+        """Begins a piece. ``behind_us``: how long the GPU is kept busy first, to be timed itself; 0 times the host."""
         self._start_us, self._begun = now_us(self._device), None
         if behind_us and self._device.type == "cuda":
             delay(self._device, int(behind_us * _CYCLES_PER_US))
             self._begun = self._mark()
 
     def stop(self) -> PassTime:
-        """What it took; of host and GPU the one that it was started for."""
+        """Ends the piece, and returns the host's time, or the GPU's."""
         if self._begun is None:
             return PassTime(host_us=time.perf_counter_ns() / 1e3 - self._start_us)
         ended = self._mark()
@@ -68,8 +63,9 @@ class Stopwatch:
         return PassTime(device_us=self._begun.elapsed_time(ended) * 1e3)
 
     def _mark(self) -> Any:
-        mark: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call,unused-ignore]
-        mark.record(torch.cuda.current_stream(self._device))
+        cuda: Any = torch.cuda  # whose events have no types
+        mark = cuda.Event(enable_timing=True)
+        mark.record(cuda.current_stream(self._device))
         return mark
 
 

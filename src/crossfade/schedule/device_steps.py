@@ -197,15 +197,18 @@ class _Enqueuer:
 
     def _post(self, action: Action, channel: ChannelSpec) -> Step:
         """The reader's memory may be in use by what was enqueued before."""
-        computed = (Need(f"computed {self._last_run}"),) if self._last_run else ()
-        return Step(str(action), needs=(Need(host_enqueued(action, self._actor)), *computed), transfer=channel)
+        needs = (Need(host_enqueued(action, self._actor)), *self._computed_so_far())
+        return Step(str(action), needs=needs, transfer=channel)
 
     def _meet(self, spec: CollectiveSpec) -> Step:
         """What it brings is there when all is computed that was enqueued before."""
-        computed = [Need(f"computed {self._last_run}")] if self._last_run else []
         brought = [need for value in spec.inputs_of(self._actor) for need in self._made(value)]
-        needs = (*all_started(spec), *computed, *brought)
+        needs = (*all_started(spec), *self._computed_so_far(), *brought)
         return Step(f"{Verb.COLL} {spec.id}", needs=needs, collective=spec, then=(Need(f"over {spec.id}"),))
+
+    def _computed_so_far(self) -> tuple[Need, ...]:
+        """All that the actor's host has enqueued until now."""
+        return (Need(f"computed {self._last_run}"),) if self._last_run else ()
 
     def _push(self, action: Action, channel: ChannelSpec) -> Iterator[Step]:
         arrived = [f"arrived {channel.id} at {reader}" for reader in channel.readers]
