@@ -113,16 +113,22 @@ def tag_tables(steps: Mapping[str, Any]) -> list[Table]:
         if not sizes or not any(key.endswith("in reverse") for key in sizes[0][1]):
             continue
         sides = _sides(step, sizes[0][1])
-        table = Table(f"{name}: in reverse / in order", ["size", *sides])
+        has_rows = any("row_s" in block for block in next(iter(sizes[0][1].values())))
+        whole = [f"{side}, whole rows" for side in sides] if has_rows else []
+        table = Table(f"{name}: in reverse / in order", ["size", *sides, *whole])
         for size, rows in sizes:
-            cells = [_reversed(rows, side) for side in sides]
+            cells = [_reversed(rows, side, figure) for figure in ("s", "row_s")[: 1 + has_rows] for side in sides]
             table.add(size_text(size), *(str(each or "-") for each in cells))
         found.append(table)
     return found
 
 
-def _reversed(rows: Rows, side: str) -> Ratio | None:
-    return ratio(series(rows, f"{side}: ten tags in reverse"), series(rows, f"{side}: ten tags in order"))
+def _reversed(rows: Rows, side: str, figure: str = "s") -> Ratio | None:
+    names = [f"{side}: ten tags {how}" for how in ("in reverse", "in order")]
+    if not all(figure in block for name in names for block in rows.get(name, ())):
+        return None
+    reverse, in_order = (series(rows, name, figure) for name in names)
+    return ratio(reverse, in_order)
 
 
 def beside_tables(steps: Mapping[str, Any]) -> list[Table]:
