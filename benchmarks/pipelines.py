@@ -74,7 +74,7 @@ class Sizes:
 
 SIZES = {
     "cpu": Sizes(4000, 256, 4, 128, 4, 24, 8, 24, 64, 4),
-    "cuda": Sizes(16_000, 1024, 8, 1024, 4, 64, 768, 64, 256, 32),
+    "cuda": Sizes(16_000, 1024, 8, 1024, 4, 64, 1536, 64, 256, 32),
 }
 TRANSFORMER, RESNET, CODER = "transformer, tied embeddings", "ResNet", "encoder-decoder, skips"
 MODELS = (TRANSFORMER, RESNET, CODER)
