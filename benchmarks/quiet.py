@@ -38,7 +38,7 @@ class Quiet:
         """The result of the first quiet run of ``block``, or of the quietest one when patience is over."""
         best: tuple[float, _T] | None = None
         while True:
-            self._wait()
+            self.wait()
             start_s = time.monotonic()
             cores, result = self._watched(block)
             if best is None or cores < best[0]:
@@ -50,7 +50,8 @@ class Quiet:
                 return best[1]
             self.num_dropped += 1
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Returns once others have let the machine alone for a tenth of a second, or patience is over."""
         while self._patience_s > 0:
             start_s = time.monotonic()
             cores, _ = self._watched(lambda: time.sleep(LOOK_S))

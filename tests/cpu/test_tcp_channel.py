@@ -14,11 +14,12 @@ import pytest
 
 from crossfade.channels.protocol import EMPTY
 from crossfade.channels.tcp import TcpWriter
+from crossfade.channels.wires import Wires, longer_patience_ms
 from crossfade.errors import ChannelBroken
 from crossfade.host.frames import new_key
 from crossfade.host.tcp import Meeting, Stream, meet
 from crossfade.testing import conformance
-from tests.helpers.wires import open_tcp
+from tests.helpers.wires import new_bell, open_tcp
 
 TestTcp = conformance.suite(open_tcp)
 
@@ -41,6 +42,61 @@ def test_values_come_while_the_reader_does_not_look() -> None:
         _until(writer.try_flush)
         for value in values:
             np.testing.assert_array_equal(_until(reader.try_read, lambda read: read is not EMPTY), value)
+
+
+class _AttendedWire:
+    """What a `Wires` needs of a wire whose party looks at it again and again, until ``is_left``."""
+
+    fault, has_unsent = "", False
+
+    def __init__(self, *, lands_for_others: bool) -> None:
+        self.lands_for_others = lands_for_others
+        self.num_seen = 0
+        self.is_left = threading.Event()
+        self.was_pumped = threading.Event()
+        self._socket, other = socket.socketpair()
+        other.send(b"something that the thread sees")
+        self._other = other
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def is_attended(self) -> bool:
+        self.num_seen += 1
+        return not self.is_left.is_set()
+
+    def pump(self) -> bool:
+        self._socket.recv(100)
+        self.was_pumped.set()
+        return True
+
+    def close(self) -> None:
+        self._socket.close()
+        self._other.close()
+
+
+@pytest.mark.parametrize("lands_for_others", [False, True])
+def test_a_party_that_attends_is_seldom_disturbed_and_helped_once_it_leaves(lands_for_others: bool) -> None:
+    with ExitStack() as undo:
+        wire: Any = _AttendedWire(lands_for_others=lands_for_others)
+        wires = Wires(new_bell(undo), [wire])
+        undo.callback(wires.close)
+        begin_s = time.monotonic()
+        num_looks = 10 if lands_for_others else 6  # 1 + 2 + 4 + 8 + 16 ms, then 32
+        _until(lambda: wire.num_seen >= num_looks)
+        assert time.monotonic() - begin_s >= (0.030 if lands_for_others else 0.029)
+        wire.is_left.set()
+        assert wire.was_pumped.wait(_LIMIT_S)
+
+
+def test_how_long_a_connection_is_left_to_its_party() -> None:
+    for are_for_others, limit_ms in ((False, 64), (True, 4)):
+        patience_ms = [1]
+        while len(patience_ms) < 10:
+            patience_ms.append(longer_patience_ms(patience_ms[-1], are_for_others=are_for_others))
+        assert patience_ms[:3] == [1, 2, 4]
+        assert patience_ms[-1] == limit_ms
 
 
 @pytest.mark.parametrize("size", [1, 100_000, 30_000_000])

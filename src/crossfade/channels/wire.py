@@ -231,6 +231,11 @@ class Wire:
         return self.pump()
 
     @property
+    def lands_for_others(self) -> bool:
+        """Whether something comes here that others on this host read."""
+        return bool(self._uncounted)
+
+    @property
     def is_attended(self) -> bool:
         """Whether the party looks for work, or sleeps and is woken when something comes."""
         is_woken = self._doorbell is not None and self._bell.flags[0]

@@ -1,7 +1,7 @@
 """The thread that looks after a party's wires while the party does not.
 
 It sleeps on the connections. When one wakes it and the party sleeps, or has looked within the last moments, it leaves that to the
-party, and looks again later.
+party, and looks again later: the later, the longer the party has looked by itself.
 """
 
 from __future__ import annotations
@@ -15,8 +15,15 @@ from crossfade.channels.wire import Wire
 from crossfade.host.doorbell import Bell
 from crossfade.host.semaphore import full_fence
 
-_PATIENCE_MS, _MOST_PATIENCE_MS = 1, 4
-"""How long it leaves a connection to the party, twice as long each time: once woken it takes the interpreter from the party."""
+_PATIENCE_MS, _MOST_PATIENCE_MS, _MOST_FOR_OTHERS_MS = 1, 64, 4
+"""How long it leaves a connection to the party, twice as long each time: once woken it takes the interpreter from the party, and
+until it has that, each of the party's system calls wakes it again. Less long where others on this host wait for what comes.
+"""
+
+
+def longer_patience_ms(patience_ms: int, *, are_for_others: bool) -> int:
+    """How long connections are left to the party that has attended to them for so long already."""
+    return min(2 * patience_ms, _MOST_FOR_OTHERS_MS if are_for_others else _MOST_PATIENCE_MS)
 
 
 class Wires:
@@ -66,7 +73,9 @@ class Wires:
             ours = [watched[fd][0] for fd in ready if fd in watched]
             if ours and all(wire.is_attended and not wire.has_unsent for wire in ours):
                 pause.poll(patience_ms)  # the party does it
-                patience_ms = min(2 * patience_ms, _MOST_PATIENCE_MS)
+                patience_ms = longer_patience_ms(
+                    patience_ms, are_for_others=any(wire.lands_for_others for wire in ours)
+                )
                 continue
             patience_ms = _PATIENCE_MS
             if any([wire.pump() for wire in ours]):
