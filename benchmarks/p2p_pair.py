@@ -227,21 +227,23 @@ def _block(bench: Bench, side: Side, name: str, num: int, *, is_ahead: bool, rep
     """One block that counts: the first quiet one, or the quietest.
 
     Tens of tags that are enqueued ahead are measured in rows of ``num`` and of half as many: what the second half takes is the
-    time of a ten among others (``s``); the mean of the longer row (``row_s``) has its first and its last one besides.
+    time of a ten among others (``among_s``), without the row's first and last one. It is left out where the host was interrupted,
+    so that the shorter row took longer.
     """
     best: dict[str, Any] | None = None
     for _ in range(repeats + 1):
-        half_s = None
-        if is_ahead and name.startswith("ten"):
+        rows_s: list[float] = []
+        is_right, others = True, 0.0
+        for each in (num // 2, num) if is_ahead and name.startswith("ten") else (num,):
             bench.poison()
-            half_s, _ = _timed_s(bench, lambda num: ACTS[name](bench, side, num), num // 2, is_ahead=True)
-        bench.poison()
-        taken_s, others = _timed_s(bench, lambda num: ACTS[name](bench, side, num), num, is_ahead=is_ahead)
-        checks = side.checks and not (bench.is_first and name in ONE_WAY)
-        is_right = all(row[0] for row in _all(float(not checks or bench.is_right(_num_tensors(name)))))
-        block = {"s": taken_s, "right": is_right, "others": 0.0 if bench.machine.device.type == "cuda" else others}
-        if half_s is not None:
-            block |= {"s": (taken_s * num - half_s * (num // 2)) / (num - num // 2), "row_s": taken_s}
+            taken_s, others = _timed_s(bench, lambda num: ACTS[name](bench, side, num), each, is_ahead=is_ahead)
+            rows_s.append(taken_s * each)
+            checks = side.checks and not (bench.is_first and name in ONE_WAY)
+            is_right &= all(row[0] for row in _all(float(not checks or bench.is_right(_num_tensors(name)))))
+        others = 0.0 if bench.machine.device.type == "cuda" else others
+        block = {"s": rows_s[-1] / num, "right": is_right, "others": others}
+        if len(rows_s) > 1 and rows_s[1] > rows_s[0]:
+            block["among_s"] = (rows_s[1] - rows_s[0]) / (num - num // 2)
         if best is None or block["others"] < best["others"] or not is_right:
             best = block
         if block["others"] <= LIMIT_CORES or not is_right:

@@ -50,14 +50,15 @@ class Quiet:
                 return best[1]
             self.num_dropped += 1
 
-    def wait(self) -> None:
-        """Returns once others have let the machine alone for a tenth of a second, or patience is over."""
+    def wait(self) -> bool:
+        """Returns True once others have let the machine alone for a tenth of a second, False if patience is over."""
         while self._patience_s > 0:
             start_s = time.monotonic()
             cores, _ = self._watched(lambda: time.sleep(LOOK_S))
             if cores <= LIMIT_CORES:
-                return
+                return True
             self._patience_s -= time.monotonic() - start_s
+        return False
 
     def _watched(self, block: Callable[[], _T]) -> tuple[float, _T]:
         start_s, own_s, all_s = time.monotonic(), _own_s(), _busy_s()

@@ -1,4 +1,4 @@
-"""How long a hop takes on the Ray engine, beside the local engine and Ray Compiled Graph, in alternating rounds of one run.
+"""How long a hop takes on the Ray engine, beside the local engine or a bare TCP connection, and on Ray Compiled Graph, in one run.
 
 ``python -m benchmarks.ray_engine`` measures on one host: actors and driver at niceness 0, pinned to cores alike after their start.
 ``python -m tests.helpers.ray_two_hosts benchmarks.ray_engine`` measures between two network namespaces, beside a bare TCP
@@ -16,6 +16,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,8 @@ def pin(core: int | None) -> None:
         return
     cores = range(os.cpu_count() or 1) if core is None else [core]
     for thread in os.listdir("/proc/self/task"):
-        os.sched_setaffinity(int(thread), cores)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.sched_setaffinity(int(thread), cores)
 
 
 def median_us(call: Callable[[], Any], number: int, num_warm: int) -> float:
@@ -160,27 +162,22 @@ def main(hosts: Hosts) -> None:
     from tests.helpers.ray_two_hosts import place
     from tests.helpers.two_hosts import ADDRESSES
 
-    figures: Figures = defaultdict(lambda: defaultdict(list))
     with hosts.ray() as ray:
         assert hosts.tell("run benchmarks.ray_engine_echo") == "runs"
-        bare = _connected(ADDRESSES[1])
-        large = np.ones(LARGE_BYTES, np.uint8)
-        quiet = Quiet(patience_s=10.0 * ROUNDS)
+        apart = _Apart(_connected(ADDRESSES[1]))
         for _ in range(ROUNDS):
-            pin(0)
-            figures["64 MB one way, GB/s"]["bare TCP"].append(_rate(lambda: _block(bare, large)))
-            pin(None)
             crossfade.init(engine="ray")
             far = crossfade.remote(Worker).options(scheduling_strategy=place(ray, 1)).remote()
             crossfade.get(far.pin.remote(1))
-            _apart(figures, "ray engine", _ours, far, large, bare, quiet)
+            apart.measure("bare TCP", "ray engine", _ours, far)
             crossfade.shutdown()
         for _ in range(ROUNDS):
             theirs = ray.remote(Worker).options(scheduling_strategy=place(ray, 1)).remote()
             ray.get(theirs.pin.remote(1))
-            _apart(figures, "Compiled Graph", _rays, theirs, large, bare, quiet)
+            apart.measure("bare TCP, last rounds", "Compiled Graph", _rays, theirs)
             ray.kill(theirs)
-        show(figures, ("bare TCP", "ray engine", "Compiled Graph"))
+        show(apart.figures, ("bare TCP", "ray engine", "bare TCP, last rounds", "Compiled Graph"))
+        print(f"{apart.num_loud} of {2 * ROUNDS} rounds began before the machine was quiet.")
 
 
 def _connected(address: str) -> socket.socket:
@@ -210,28 +207,36 @@ def _rate(call: Callable[[], Any]) -> float:
     return LARGE_BYTES / median_us(call, NUM_LARGE, 2) / 1e3
 
 
-def _apart(
-    figures: Figures, column: str, compiled: Any, actor: Any, large: Any, bare: socket.socket, quiet: Quiet
-) -> None:
-    """A round of one library; its hop and the bare one in turns, since cores become quick and slow within seconds."""
-    pin(0)
-    call, teardown = compiled([actor], "same")
-    quiet.wait()  # Ray starts a worker in the place of each that was taken or killed
-    turns = []
-    for _ in range(NUM_TURNS):
-        theirs_us = median_us(lambda: _ping(bare), NUM_CALLS // NUM_TURNS, NUM_WARM)
-        turns.append((theirs_us, median_us(lambda: call(b"x"), NUM_CALLS // NUM_TURNS, NUM_WARM)))
-    teardown()
-    hop = figures["1 B there and back, us"]
-    hop["bare TCP"].append(statistics.median(bare_us for bare_us, _ in turns))
-    hop[column].append(statistics.median(own_us for _, own_us in turns))
-    figures["1 B, of bare TCP beside it"][column].append(
-        statistics.median(own_us / bare_us for bare_us, own_us in turns)
-    )
-    call, teardown = compiled([actor], "first")
-    figures["64 MB one way, GB/s"][column].append(_rate(lambda: call(large)))
-    teardown()
-    pin(None)
+class _Apart:
+    """Rounds between two hosts. A library and the bare connection take turns: cores become quick and slow within seconds."""
+
+    def __init__(self, bare: socket.socket) -> None:
+        self.figures: Figures = defaultdict(lambda: defaultdict(list))
+        self.num_loud = 0
+        self._bare = bare
+        self._large = np.ones(LARGE_BYTES, np.uint8)
+        self._quiet = Quiet(patience_s=10.0 * ROUNDS)
+
+    def measure(self, bare_column: str, column: str, compiled: Any, actor: Any) -> None:
+        pin(0)
+        call, teardown = compiled([actor], "same")
+        self.num_loud += not self._quiet.wait()  # Ray starts a worker in the place of each that was taken or killed
+        turns = []
+        for _ in range(NUM_TURNS):
+            bare_us = median_us(lambda: _ping(self._bare), NUM_CALLS // NUM_TURNS, NUM_WARM)
+            turns.append((bare_us, median_us(lambda: call(b"x"), NUM_CALLS // NUM_TURNS, NUM_WARM)))
+        teardown()
+        hop = self.figures["1 B there and back, us"]
+        hop[bare_column].append(statistics.median(bare_us for bare_us, _ in turns))
+        hop[column].append(statistics.median(own_us for _, own_us in turns))
+        ratio = statistics.median(own_us / bare_us for bare_us, own_us in turns)
+        self.figures["1 B, of bare TCP beside it"][column].append(ratio)
+        call, teardown = compiled([actor], "first")
+        rates = self.figures["64 MB one way, GB/s"]
+        rates[bare_column].append(_rate(lambda: _block(self._bare, self._large)))
+        rates[column].append(_rate(lambda: call(self._large)))
+        teardown()
+        pin(None)
 
 
 def show(figures: Figures, columns: tuple[str, ...]) -> None:

@@ -66,7 +66,11 @@ def test_a_report_of_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     steps = {
         "peer access, ahead": {size: {"copies: send": blocks(2.0), "NCCL: send": blocks(4.0), "bare copy: send": blocks(1.9)}},
         "peer access, tags": {
-            str(4 << 10): {"copies: ten tags in order": blocks(1.0), "copies: ten tags in reverse": blocks(1.1)}
+            str(4 << 10): {"copies: ten tags in order": blocks(1.0), "copies: ten tags in reverse": blocks(1.1)},
+            str(1 << 20): {
+                "copies: ten tags in order": [{**each, "among_s": 1.0} for each in blocks(1.5, 1.5)],
+                "copies: ten tags in reverse": [{**blocks(2.0)[0], "among_s": 0.9}, *blocks(9.0)],
+            },
         },
         "peer access, beside": {size: {"copies: products": beside(1.02, 10.1), "NCCL: products": beside(1.74, 11.0)}},
         "no peer access, three beside": {size: {"staged: products": beside(1.0, 10.0), "NCCL: products": beside(4.0, 10.0)}},
@@ -84,7 +88,8 @@ def test_a_report_of_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     text = path.read_text()
     assert path.name.startswith("p2p_transfers_2-nvidia-x_")
     assert "| bare copy / copies, 64 MB, ahead | at least 0.95 | 0.95 (0.95 to 0.95) |" in text
-    assert "| ten tags in reverse / in order, 4 KB | at most 1 | 1.10 (1.10 to 1.10) |" in text
+    assert "| ten tags in reverse / in order, 4 KB, whole rows | at most 1 | 1.10 (1.10 to 1.10) |" in text
+    assert "| ten tags in reverse / in order, 1 MB, a ten among others | at most 1 | 0.90 (0.90 to 0.90) |" in text
     assert "| NCCL, transfers beside products / alone | (1.74 for transfers seen) | 1.74 (1.74 to 1.74) |" in text
     assert "| staged / NCCL, three transfers beside ten products | at most 0.5 | 0.25 (0.25 to 0.25) |" in text
     assert "NO, 2 of 2" in text

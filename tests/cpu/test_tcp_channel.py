@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ import pytest
 
 from crossfade.channels.protocol import EMPTY
 from crossfade.channels.tcp import TcpWriter
-from crossfade.channels.wires import Wires, longer_patience_ms
+from crossfade.channels.wires import Wires, next_pause_ms
 from crossfade.errors import ChannelBroken
 from crossfade.host.frames import new_key
 from crossfade.host.tcp import Meeting, Stream, meet
@@ -45,58 +47,87 @@ def test_values_come_while_the_reader_does_not_look() -> None:
 
 
 class _AttendedWire:
-    """What a `Wires` needs of a wire whose party looks at it again and again, until ``is_left``."""
+    """What a `Wires` needs of a wire that has something to receive, and whose party looks at it again and again until it leaves."""
 
-    fault, has_unsent = "", False
+    fault = ""
 
-    def __init__(self, *, lands_for_others: bool) -> None:
+    def __init__(self, undo: ExitStack, *, lands_for_others: bool = False) -> None:
         self.lands_for_others = lands_for_others
-        self.num_seen = 0
-        self.is_left = threading.Event()
+        self.is_attended, self.has_unsent = True, False
         self.was_pumped = threading.Event()
         self._socket, other = socket.socketpair()
-        other.send(b"something that the thread sees")
-        self._other = other
+        undo.callback(other.close)
+        other.send(b"x")
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    @property
-    def is_attended(self) -> bool:
-        self.num_seen += 1
-        return not self.is_left.is_set()
-
     def pump(self) -> bool:
-        self._socket.recv(100)
+        self._socket.recv(1)
+        self.has_unsent = False
         self.was_pumped.set()
         return True
 
     def close(self) -> None:
         self._socket.close()
-        self._other.close()
 
 
-@pytest.mark.parametrize("lands_for_others", [False, True])
-def test_a_party_that_attends_is_seldom_disturbed_and_helped_once_it_leaves(lands_for_others: bool) -> None:
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long the threads of `Wires` leave connections to their party, in ms, as they come."""
+    seen: list[float] = []
+
+    class Poll:
+        def __init__(self) -> None:
+            self._poll = select.poll()
+            self.register, self.unregister = self._poll.register, self._poll.unregister
+
+        def poll(self, timeout_ms: float | None = None) -> list[tuple[int, int]]:
+            if timeout_ms is not None:
+                seen.append(timeout_ms)
+            return self._poll.poll(timeout_ms)
+
+    names = {name: getattr(select, name) for name in ("POLLIN", "POLLOUT")}
+    monkeypatch.setattr("crossfade.channels.wires.select", SimpleNamespace(poll=Poll, **names))
+    return seen
+
+
+def _open_wires(undo: ExitStack, *wires: _AttendedWire) -> None:
+    opened: Any = wires
+    undo.callback(Wires(new_bell(undo), opened).close)
+
+
+def test_a_party_that_attends_is_seldom_disturbed_and_helped_once_it_leaves(pauses: list[float]) -> None:
     with ExitStack() as undo:
-        wire: Any = _AttendedWire(lands_for_others=lands_for_others)
-        wires = Wires(new_bell(undo), [wire])
-        undo.callback(wires.close)
-        begin_s = time.monotonic()
-        num_looks = 10 if lands_for_others else 6  # 1 + 2 + 4 + 8 + 16 ms, then 32
-        _until(lambda: wire.num_seen >= num_looks)
-        assert time.monotonic() - begin_s >= (0.030 if lands_for_others else 0.029)
-        wire.is_left.set()
+        wire = _AttendedWire(undo)
+        _open_wires(undo, wire)
+        _until(lambda: len(pauses) >= 9)
+        assert pauses[:9] == [1, 2, 4, 8, 16, 32, 64, 64, 64]
+        wire.is_attended = False
         assert wire.was_pumped.wait(_LIMIT_S)
 
 
-def test_how_long_a_connection_is_left_to_its_party() -> None:
-    for are_for_others, limit_ms in ((False, 64), (True, 4)):
-        patience_ms = [1]
-        while len(patience_ms) < 10:
-            patience_ms.append(longer_patience_ms(patience_ms[-1], are_for_others=are_for_others))
-        assert patience_ms[:3] == [1, 2, 4]
-        assert patience_ms[-1] == limit_ms
+def test_others_on_the_host_wait_4_ms_at_most_whichever_wire_their_values_come_by(pauses: list[float]) -> None:
+    with ExitStack() as undo:
+        _open_wires(undo, _AttendedWire(undo), _AttendedWire(undo, lands_for_others=True))
+        _until(lambda: len(pauses) >= 5)
+        assert pauses[:5] == [1, 2, 4, 4, 4]
+
+
+def test_what_is_left_to_be_sent_by_one_wire_does_not_wait_for_a_party_that_attends_to_another(
+    pauses: list[float],
+) -> None:
+    with ExitStack() as undo:
+        attended, other = _AttendedWire(undo), _AttendedWire(undo)
+        other.has_unsent = True
+        _open_wires(undo, attended, other)
+        assert other.was_pumped.wait(_LIMIT_S)
+        assert not pauses
+
+
+def test_a_connection_that_was_quiet_is_left_to_its_party_for_a_millisecond() -> None:
+    assert next_pause_ms(64, 64, was_quiet=True) == 1
+    assert next_pause_ms(8, 64, was_quiet=False) == 16
 
 
 @pytest.mark.parametrize("size", [1, 100_000, 30_000_000])

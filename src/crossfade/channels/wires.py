@@ -9,21 +9,28 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 from collections.abc import Sequence
 
 from crossfade.channels.wire import Wire
 from crossfade.host.doorbell import Bell
 from crossfade.host.semaphore import full_fence
 
-_PATIENCE_MS, _MOST_PATIENCE_MS, _MOST_FOR_OTHERS_MS = 1, 64, 4
-"""How long it leaves a connection to the party, twice as long each time: once woken it takes the interpreter from the party, and
-until it has that, each of the party's system calls wakes it again. Less long where others on this host wait for what comes.
+_MOST_MS, _MOST_FOR_OTHERS_MS = 64, 4
+"""How long the thread leaves the connections to the party at most: where others on this host read what comes, less long. A thread
+that wakes asks for the interpreter, and until it has it, each system call of the party's wakes it again.
 """
+_QUIET_S = 0.001
+"""After so long without a byte, the next pause is as short as the first."""
+_BESIDE_MS = 1
+"""How long to leave a connection to another thread that is moving its bytes."""
 
 
-def longer_patience_ms(patience_ms: int, *, are_for_others: bool) -> int:
-    """How long connections are left to the party that has attended to them for so long already."""
-    return min(2 * patience_ms, _MOST_FOR_OTHERS_MS if are_for_others else _MOST_PATIENCE_MS)
+def next_pause_ms(last_ms: int, most_ms: int, *, was_quiet: bool) -> int:
+    """How long to leave the connections to a party that attends to them: twice as long as the last time. ``last_ms`` is 0 where the
+    party did not attend.
+    """
+    return 1 if was_quiet or not last_ms else min(2 * last_ms, most_ms)
 
 
 class Wires:
@@ -53,7 +60,8 @@ class Wires:
         poller.register(self._wake_fd, select.POLLIN)
         pause.register(self._wake_fd, select.POLLIN)  # which ends it: something is to be sent, or this is closed
         watched: dict[int, tuple[Wire, int]] = {}
-        patience_ms = _PATIENCE_MS
+        most_ms = _MOST_FOR_OTHERS_MS if any(wire.lands_for_others for wire in self.all) else _MOST_MS
+        pause_ms = 0
         while not self._is_closed:
             for wire in self.all:
                 wanted = (
@@ -67,22 +75,23 @@ class Wires:
                 elif not wanted and known:
                     poller.unregister(fd)
                     del watched[fd]
+            start_s = time.monotonic()
             ready = {fd for fd, _ in poller.poll()}
+            was_quiet = time.monotonic() - start_s > _QUIET_S
             if self._wake_fd in ready:
                 os.eventfd_read(self._wake_fd)
             ours = [watched[fd][0] for fd in ready if fd in watched]
-            if ours and all(wire.is_attended and not wire.has_unsent for wire in ours):
-                pause.poll(patience_ms)  # the party does it
-                patience_ms = longer_patience_ms(
-                    patience_ms, are_for_others=any(wire.lands_for_others for wire in ours)
-                )
+            has_unsent = any(wire.has_unsent for wire in self.all)
+            if ours and not has_unsent and all(wire.is_attended for wire in ours):
+                pause_ms = next_pause_ms(pause_ms, most_ms, was_quiet=was_quiet)
+                pause.poll(pause_ms)  # the party does it
                 continue
-            patience_ms = _PATIENCE_MS
+            pause_ms = 0
             if any([wire.pump() for wire in ours]):
                 self._fence()
                 self._bell.ring_if_asleep()
             elif ours:
-                pause.poll(_PATIENCE_MS)  # another thread is at it
+                pause.poll(_BESIDE_MS)  # another thread is at it
 
     def close(self) -> None:
         """Ends all connections. Idempotent."""
