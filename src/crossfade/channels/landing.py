@@ -12,7 +12,8 @@ class Landing:
     """Where the values of a channel come down on the readers' host: the writing end of their ring.
 
     The writer's tokens (`channels.tcp`) stand for records that are free. The ring says what its readers have given back
-    (`collect`); an only reader that is a `TcpReader` counts by itself what it has read (``is_counted``), which is quicker.
+    (`collect`); an only reader that is a `TcpReader` counts by itself what it has read (``is_counted``), which is quicker. A short
+    value for which such a reader is asking when it comes does not pass the ring: it is ``come``, its kind and its bytes.
     """
 
     def __init__(self, ring: ShmWriter, *, is_counted: bool = False) -> None:
@@ -22,6 +23,8 @@ class Landing:
         self.num_read = 0  # where it is counted; changed by the reader's thread
         self.num_freed = 0  # records, where it is not; changed under the wire's lock for receiving
         self.num_returned = 0  # tokens; changed under the wire's lock for sending
+        self.come: tuple[int, bytes] | None = None
+        self.is_empty: Callable[[], bool] = _never  # whether nothing lies in the ring, as its only reader sees it
         self.is_over = False
         self.is_refused = False  # by a reader; the writer is to be told
         if not is_counted:
@@ -54,10 +57,14 @@ class Landing:
                 self.end()
         return not self.is_over
 
-    def stage(self, kind: int, payload: memoryview) -> None:
+    def has_nothing(self) -> bool:
+        """Whether the next value that comes is the one that its only reader is asking for."""
+        return self.come is None and not self.is_over and self.is_empty()
+
+    def stage(self, kind: int, payload: bytes) -> None:
         """A value for a record has come."""
         if self._is_open():
-            self.ring.stage_record(kind, bytes(payload))
+            self.ring.stage_record(kind, payload)
             self.ring.publish()
 
     def begin(self, kind: int, size: int) -> tuple[memoryview, Callable[[], None]]:
@@ -78,3 +85,7 @@ class Landing:
         if not self.is_over:
             self.is_over = True
             self.ring.close()
+
+
+def _never() -> bool:
+    return False

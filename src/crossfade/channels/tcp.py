@@ -62,7 +62,10 @@ class TcpWriter:
         if not self.has_room():
             return False
         if type(value) is bytes:
-            self._send(BYTES if len(value) <= INLINE_BYTES else SLOT_BYTES, [value], len(value))
+            if len(value) <= INLINE_BYTES:
+                self._send_small(BYTES, value)
+            else:
+                self._send(SLOT_BYTES, [value], len(value))
         else:
             data = pickle.dumps(value, 5) if type(value) in PLAIN_TYPES else prepare(value)
             is_long = isinstance(data, bytes) and len(data) > INLINE_BYTES
@@ -81,18 +84,22 @@ class TcpWriter:
 
     def _send_message(self, message: bytes | Encoded) -> None:
         if isinstance(message, bytes):
-            self._send(PICKLE, [message], len(message))
+            self._send_small(PICKLE, message)
+        elif message.size_bytes <= INLINE_BYTES:
+            self._send_small(SLOT_MESSAGE, b"".join(padded(message)))
         else:
             self._send(SLOT_MESSAGE, padded(message), message.size_bytes)
 
     def _send(self, kind: int, parts: Sequence[bytes | memoryview], size: int) -> None:
         self._num_taken += 1
         self._num_values += 1
-        if size > INLINE_BYTES:
-            self._num_bytes += size
-            self._wire.send(self._channel, kind, parts, size)
-        else:
-            self._wire.send_small(self._channel, kind, b"".join(parts))
+        self._num_bytes += size
+        self._wire.send(self._channel, kind, parts, size)
+
+    def _send_small(self, kind: int, payload: bytes) -> None:
+        self._num_taken += 1
+        self._num_values += 1
+        self._wire.send_small(self._channel, kind, payload)
 
     def has_room(self) -> bool:
         if self._wire.fault or self._reason or self.is_closed:
@@ -141,7 +148,8 @@ class TcpReader:
         self._ring = ring
         self._wire = wire
         self._landing = landing
-        self._has_nothing = ring.is_idle
+        self._has_nothing = landing.is_empty = ring.is_idle
+        self._asking = landing if landing.is_counted else None
         self._core = Core()
         self._may_nap = True
         self._idle_since_ns = 0  # since when it has looked in vain after the last value; 0 if it has not
@@ -151,25 +159,32 @@ class TcpReader:
 
     def try_read(self) -> object:
         ring, wire, landing = self._ring, self._wire, self._landing
-        if self._has_nothing() and not ring.is_closed:
-            wire.attend()
-            if ring.is_other_gone and wire.fault and self._has_nothing():
+        come = landing.come
+        if come is None and self._has_nothing() and not ring.is_closed:
+            wire.attend(self._asking)
+            come = landing.come
+            if come is None and ring.is_other_gone and wire.fault and self._has_nothing():
                 ring.break_off(wire.fault)
-        value = ring.try_read()
-        if value is not EMPTY:
-            self._may_nap, self._idle_since_ns = True, 0
-            landing.num_read += 1
-            wire.owes = True
-            if not landing.is_counted or landing.num_read - landing.num_returned >= landing.most_due:
-                wire.give_back(landing)
+        if come is None:
+            value = ring.try_read()
+            if value is EMPTY:
+                return EMPTY
+        else:
+            value = ring.value_of(*come)
+            landing.come = None
+        self._may_nap, self._idle_since_ns = True, 0
+        landing.num_read += 1
+        wire.owes = True
+        if not landing.is_counted or landing.num_read - landing.num_returned >= landing.most_due:
+            wire.give_back(landing)
         return value
 
     def is_idle(self) -> bool:
         """Looks at the wire, and gives way to others who want the core: a look is several system calls, so fifty in a row, as
         `Doorbell` makes them, would keep the other side waiting where both share a core. Once after each value, having looked in
-        vain, it sleeps.
+        vain, it sleeps. What has come is left to `try_read`.
         """
-        if not self._has_nothing():
+        if self._landing.come is not None or not self._has_nothing():
             return False
         nap_ms = 0
         if self._may_nap:
@@ -179,7 +194,7 @@ class TcpReader:
                 self._may_nap = False
                 nap_ms = _NAP_MS
         if self._wire.look(nap_ms):
-            return bool(self._has_nothing())
+            return False
         self._core.give_way()
         return True
 

@@ -67,6 +67,8 @@ class Wire:
         self._target: memoryview | None = None  # where the rest of a value goes, while one is being received
         self._finish: Callable[[], None] = _nothing  # what is done once it has come whole
         self._attended_ns = self._looked_ns = 0
+        self._has_come = False  # whether a look has seen something that was not received yet
+        self._asking: Landing | None = None  # whose reader takes what comes for it now, without the ring
         self.num_bytes_sent = 0
         self.wants_room: Callable[[], None] = _nothing  # called when something is left to be sent
 
@@ -203,32 +205,34 @@ class Wire:
 
     # Receiving
 
-    def attend(self) -> bool:
-        """`pump` by a thread that waits for a value and will look again. It does nothing where the last look is a moment ago and
-        nothing may have to be sent.
+    def attend(self, asking: Landing | None = None) -> bool:
+        """`pump` by a thread that waits for a value and will look again. It does nothing where the last look is a moment ago, found
+        nothing, and nothing may have to be sent.
         """
         now_ns = time.monotonic_ns()
         self._attended_ns = now_ns
-        is_needed = self.owes or bool(self._unsent or self._uncounted) or now_ns - self._looked_ns > _MOMENT_NS
-        return is_needed and self.pump()
+        if self._has_come or self.owes or self._unsent or self._uncounted or now_ns - self._looked_ns > _MOMENT_NS:
+            return self.pump(asking)
+        return False
 
     def look(self, nap_ms: int = 0) -> bool:
-        """Whether something was moved, by a thread that waits for a value and will look again. It looks for some microseconds, or
-        sleeps up to ``nap_ms``.
+        """Whether something has come, which `attend` then takes in, by a thread that waits for a value and will look again. It
+        looks for some microseconds, or sleeps up to ``nap_ms``.
         """
         self._attended_ns = self._looked_ns = time.monotonic_ns()
         poll = self._poll
-        if poll is not None and not self.fault:
-            try:
-                for _ in range(1 if nap_ms else _LOOKS):
-                    if poll(nap_ms):
-                        break
-                else:
-                    if not (self.owes or self._unsent or self._uncounted):
-                        return False
-            except RuntimeError:  # another thread is in it
-                pass
-        return self.pump()
+        if poll is None or self.fault:
+            return self.pump()
+        try:
+            for _ in range(1 if nap_ms else _LOOKS):
+                if poll(nap_ms):
+                    self._has_come = True
+                    return True
+        except RuntimeError:  # another thread is in it
+            return self.pump()
+        if self.owes or self._unsent or self._uncounted:
+            return self.pump()
+        return False
 
     @property
     def lands_for_others(self) -> bool:
@@ -241,16 +245,21 @@ class Wire:
         is_woken = self._doorbell is not None and self._bell.flags[0]
         return bool(is_woken) or time.monotonic_ns() - self._attended_ns < _ATTENDED_NS
 
-    def pump(self) -> bool:
-        """Moves what can be moved now, unless another thread is at it. Returns whether that was anything."""
-        if not self._receiving.acquire(blocking=False):
+    def pump(self, asking: Landing | None = None) -> bool:
+        """Moves what can be moved now, unless another thread is at it. Returns whether that was anything. A short value for the
+        landing of the only reader that is ``asking`` for one goes to it, and not through the ring.
+        """
+        if not self._receiving.acquire(False):
             return False
         try:
+            self._has_come = False
+            self._asking = asking if asking is not None and asking.has_nothing() else None
             has_moved = self._receive()
             for landing in self._uncounted:
                 if landing.collect():
                     self.owes = True
         finally:
+            self._asking = None
             self._receiving.release()
         if not (self.owes or self._unsent):
             return has_moved
@@ -295,7 +304,7 @@ class Wire:
                 self._target = self._target[num:]
                 if len(self._target):
                     continue
-                self._target = None
+                self._target = self._asking = None
                 self._finish()
             else:
                 self._end += num
@@ -308,28 +317,36 @@ class Wire:
     def _take_frames(self) -> bool:
         """Takes what has come. Whether no value has come in part that is received where it stays."""
         inbox, start, end = self._inbox, self._start, self._end
-        while self._target is None and end - start >= HEAD.size:
+        while end - start >= HEAD.size:
             channel, kind, size = HEAD.unpack_from(inbox, start)
             body = start + HEAD.size
-            if kind == TOKENS:
+            if kind < TOKENS:
+                landing = self._landings[channel]
+                if size <= INLINE_BYTES and kind != SLOT_BYTES and kind != SLOT_MESSAGE:
+                    if end - body < size:
+                        break
+                    start = body + size
+                    if landing is self._asking:
+                        self._asking = None
+                        landing.come = kind, bytes(inbox[body:start])
+                    else:
+                        landing.stage(kind, bytes(inbox[body:start]))
+                    continue
+                start = min(body + size, end)
+                self._asking = None  # what comes behind this one passes the ring as well
+                self._begin(landing, kind, size, inbox[body:start])
+                if self._target is not None:
+                    break
+            elif kind == TOKENS:
                 self._writers[channel].add_tokens(size)
                 start = body
             elif kind == REFUSED:
                 self._writers[channel].break_off("the other side closed it")
                 start = body
-            elif kind == END:
-                if landing := self._landings.get(channel):
-                    landing.end()
-                start = body
-            elif kind not in (SLOT_BYTES, SLOT_MESSAGE) and size <= INLINE_BYTES:
-                if end - body < size:
-                    break
-                start = body + size
-                self._landings[channel].stage(kind, inbox[body:start])
             else:
-                num_here = min(size, end - body)
-                start = body + num_here
-                self._begin(self._landings[channel], kind, size, inbox[body:start])
+                if ended := self._landings.get(channel):
+                    ended.end()
+                start = body
         if start == end:
             start = end = 0
         elif self._target is None and start:
