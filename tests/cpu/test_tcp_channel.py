@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from crossfade.channels.protocol import EMPTY
-from crossfade.channels.tcp import TcpWriter
+from crossfade.channels.tcp import TcpReader, TcpWriter
 from crossfade.channels.wires import Wires, next_pause_ms
 from crossfade.errors import ChannelBroken
 from crossfade.host.frames import new_key
@@ -159,6 +161,39 @@ def test_a_connection_that_is_lost_is_an_error_on_both_sides_after_what_had_arri
             ):
                 _until(call, lambda _: False)
             assert end.statistics().num_values == 1
+
+
+def test_a_short_value_does_not_pass_the_ring_if_its_only_reader_asks_for_it() -> None:
+    with open_tcp(4, 1) as (writer, (reader,)):
+        assert isinstance(reader, TcpReader)
+        for number in range(100):
+            assert _until(lambda number=number: writer.try_write(number))  # type: ignore[misc]
+            assert _until(reader.try_read, lambda read: read is not EMPTY) == number
+        assert reader.statistics().num_values == 100
+        assert reader._landing.ring.num_values < 100  # the thread may have taken some in
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(["short", "long", "look", "read", "pump"]), max_size=60))
+def test_values_are_read_in_their_order_whoever_takes_them_in(steps: list[str]) -> None:
+    """Short ones that the reader asked for, those that others took into the ring, and long ones, which land there in parts."""
+    with open_tcp(4, 1) as (writer, (reader,)):
+        assert isinstance(reader, TcpReader)
+        written = 0
+        read: list[Any] = []
+        for step in steps:
+            if step in ("short", "long"):
+                written += writer.try_write((written, bytes(300_000 if step == "long" else 3)))
+            elif step == "look":
+                reader.is_idle()
+            elif step == "pump":
+                reader._wire.pump()
+            elif (value := reader.try_read()) is not EMPTY:
+                read.append(value)
+        while len(read) < written:
+            read.append(_until(reader.try_read, lambda value: value is not EMPTY))
+        assert [number for number, _ in read] == list(range(written))
+        assert reader.try_read() is EMPTY
 
 
 def test_two_threads_write_and_read_a_stream_of_mixed_sizes() -> None:

@@ -18,17 +18,13 @@ from itertools import islice
 from typing import Final
 
 from crossfade.channels.landing import Landing
-from crossfade.channels.ring_layout import INLINE_BYTES, SLOT_BYTES, SLOT_MESSAGE
-from crossfade.channels.wire_frames import END, HEAD, REFUSED, TOKENS, Sender
+from crossfade.channels.wire_frames import END, HEAD, REFUSED, TOKENS, Incoming, Sender
 from crossfade.errors import SessionError
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.tcp import Stream
 
-_INBOX_BYTES: Final = 1 << 16
 _MOST_PARTS: Final = 64
 """Parts that one system call sends; the kernel takes 1024."""
-_MOST_CALLS: Final = 64
-"""System calls of one look, so that one busy connection does not keep a thread from others."""
 _ATTENDED_NS: Final = 1_200_000
 """Who has looked so lately is going to look again."""
 _MOMENT_NS: Final = 50_000
@@ -38,8 +34,6 @@ _LOOKS: Final = 6
 
 _COPIED_PER_S: Final = 1.5e9
 """Bytes that are copied into new memory in a second."""
-
-_GONE = "the connection was closed by the other side"
 
 
 class Wire:
@@ -62,13 +56,9 @@ class Wire:
         self._landings: dict[int, Landing] = {}
         self._uncounted: list[Landing] = []  # those whose rings are to be asked for what was given back
         self._unsent: deque[bytes | memoryview] = deque()
-        self._inbox = memoryview(bytearray(_INBOX_BYTES))
-        self._start = self._end = 0  # of what was received and not looked at
-        self._target: memoryview | None = None  # where the rest of a value goes, while one is being received
-        self._finish: Callable[[], None] = _nothing  # what is done once it has come whole
+        self._incoming = Incoming(self._writers, self._landings)
         self._attended_ns = self._looked_ns = 0
         self._has_come = False  # whether a look has seen something that was not received yet
-        self._asking: Landing | None = None  # whose reader takes what comes for it now, without the ring
         self.num_bytes_sent = 0
         self.wants_room: Callable[[], None] = _nothing  # called when something is left to be sent
 
@@ -113,7 +103,7 @@ class Wire:
     def send(self, channel: int, kind: int, parts: Sequence[bytes | memoryview], size: int) -> None:
         """Sends a value, or queues what the connection does not take now. Errors show in ``fault``."""
         with self._sending:
-            self._queue([*self._tokens(), HEAD.pack(channel, kind, size), *parts])
+            self._queue([self._tokens() + HEAD.pack(channel, kind, size), *parts])
             self._flush()
             if self._unsent:
                 self._keep_rest()
@@ -123,7 +113,7 @@ class Wire:
         frame = HEAD.pack(channel, kind, len(payload)) + payload
         with self._sending:
             if self.owes:
-                frame = b"".join((*self._tokens(), frame))
+                frame = self._tokens() + frame
             if not self._unsent and self._socket is not None and not self.fault:
                 try:
                     num_sent = self._socket.send(frame)
@@ -160,21 +150,25 @@ class Wire:
         if not self.fault:
             self._unsent.extend(parts)
 
-    def _tokens(self, *, only_due: bool = False) -> list[bytes]:
-        """Frames for the tokens that are to be given back."""
-        frames: list[bytes] = []
+    def _queue_tokens(self, *, only_due: bool) -> None:
+        if frames := self._tokens(only_due=only_due):
+            self._queue([frames])
+
+    def _tokens(self, *, only_due: bool = False) -> bytes:
+        """The frames for the tokens that are to be given back."""
+        frames = b""
         if not self.owes:
             return frames
         self.owes = False  # before looking: another thread may say so again meanwhile
         for channel, landing in self._landings.items():
-            num = landing.num_due
-            if num and (num >= landing.most_due or not only_due):
-                frames.append(HEAD.pack(channel, TOKENS, num))
+            num = (landing.num_read if landing.is_counted else landing.num_freed) - landing.num_returned
+            if num and (not only_due or num >= landing.most_due):
+                frames += HEAD.pack(channel, TOKENS, num)
                 landing.num_returned += num
             elif num:
                 self.owes = True
             if landing.is_refused:
-                frames.append(HEAD.pack(channel, REFUSED, 0))
+                frames += HEAD.pack(channel, REFUSED, 0)
                 landing.is_refused = False
         return frames
 
@@ -251,20 +245,23 @@ class Wire:
         """
         if not self._receiving.acquire(False):
             return False
+        incoming = self._incoming
         try:
             self._has_come = False
-            self._asking = asking if asking is not None and asking.has_nothing() else None
-            has_moved = self._receive()
+            incoming.asking = asking if asking is not None and asking.has_nothing() else None
+            has_moved = self._socket is not None and not self.fault and incoming.receive(self._socket)
+            if incoming.fault:
+                self._break(incoming.fault)
             for landing in self._uncounted:
                 if landing.collect():
                     self.owes = True
         finally:
-            self._asking = None
+            incoming.asking = None
             self._receiving.release()
         if not (self.owes or self._unsent):
             return has_moved
         with self._sending:
-            self._queue(self._tokens())
+            self._queue_tokens(only_due=False)
             return self._flush() or has_moved
 
     def give_back(self, landing: Landing) -> None:
@@ -278,92 +275,8 @@ class Wire:
                 self._receiving.release()
         if landing.num_due >= landing.most_due:
             with self._sending:
-                self._queue(self._tokens(only_due=True))
+                self._queue_tokens(only_due=True)
                 self._flush()
-
-    def _receive(self) -> bool:
-        has_received = False
-        for _ in range(_MOST_CALLS):
-            if self.fault or self._socket is None:
-                break
-            try:
-                if self._target is not None:
-                    num = self._socket.recv_into(self._target)
-                else:
-                    num = self._socket.recv_into(self._inbox[self._end :] if self._end else self._inbox)
-            except (BlockingIOError, InterruptedError):
-                break
-            except OSError as error:
-                self._break(str(error))
-                break
-            if not num:
-                self._break(_GONE)
-                break
-            has_received = True
-            if self._target is not None:
-                self._target = self._target[num:]
-                if len(self._target):
-                    continue
-                self._target = self._asking = None
-                self._finish()
-            else:
-                self._end += num
-                is_full = self._end == len(self._inbox)
-                is_between = self._take_frames()
-                if is_between and not is_full:
-                    break  # there is nothing more, or another look will find it
-        return has_received
-
-    def _take_frames(self) -> bool:
-        """Takes what has come. Whether no value has come in part that is received where it stays."""
-        inbox, start, end = self._inbox, self._start, self._end
-        while end - start >= HEAD.size:
-            channel, kind, size = HEAD.unpack_from(inbox, start)
-            body = start + HEAD.size
-            if kind < TOKENS:
-                landing = self._landings[channel]
-                if size <= INLINE_BYTES and kind != SLOT_BYTES and kind != SLOT_MESSAGE:
-                    if end - body < size:
-                        break
-                    start = body + size
-                    if landing is self._asking:
-                        self._asking = None
-                        landing.come = kind, bytes(inbox[body:start])
-                    else:
-                        landing.stage(kind, bytes(inbox[body:start]))
-                    continue
-                start = min(body + size, end)
-                self._asking = None  # what comes behind this one passes the ring as well
-                self._begin(landing, kind, size, inbox[body:start])
-                if self._target is not None:
-                    break
-            elif kind == TOKENS:
-                self._writers[channel].add_tokens(size)
-                start = body
-            elif kind == REFUSED:
-                self._writers[channel].break_off("the other side closed it")
-                start = body
-            else:
-                if ended := self._landings.get(channel):
-                    ended.end()
-                start = body
-        if start == end:
-            start = end = 0
-        elif self._target is None and start:
-            rest = bytes(inbox[start:end])
-            inbox[: len(rest)] = rest
-            start, end = 0, len(rest)
-        self._start, self._end = start, end
-        return self._target is None
-
-    def _begin(self, landing: Landing, kind: int, size: int, here: memoryview) -> None:
-        """A value for a slot has begun to come."""
-        view, finish = landing.begin(kind, size)
-        view[: len(here)] = here
-        if len(here) == size:
-            finish()
-        else:
-            self._target, self._finish = view[len(here) :], finish
 
     # Ending
 
@@ -396,7 +309,7 @@ class Wire:
         with self._receiving, self._sending:
             self.fault = self.fault or "it was closed by this side"
             self._unsent.clear()
-            self._target = None
+            self._incoming.drop()
             for landing in self._landings.values():
                 landing.end()
             self._unwatch()

@@ -14,9 +14,13 @@ frame from the places where its parts lie. Frames that give tokens back, and tha
 
 from __future__ import annotations
 
+import socket
 import struct
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
+from crossfade.channels.landing import Landing
+from crossfade.channels.ring_layout import INLINE_BYTES, SLOT_BYTES, SLOT_MESSAGE
 from crossfade.channels.values.layout import Encoded
 
 HEAD = struct.Struct("<IIQ")
@@ -24,6 +28,11 @@ TOKENS: Final = 100
 END: Final = 101
 REFUSED: Final = 102
 """Kinds that no record has."""
+
+_INBOX_BYTES: Final = 1 << 16
+_MOST_CALLS: Final = 64
+"""System calls of one look, so that one busy connection does not keep a thread from others."""
+_GONE = "the connection was closed by the other side"
 
 
 def padded(message: Encoded) -> list[bytes | memoryview]:
@@ -47,3 +56,112 @@ class Sender(Protocol):
 
     def break_off(self, reason: str) -> None:
         """A reader does not read any more."""
+
+
+class Incoming:
+    """The receiving half of a wire. One thread at a time uses it.
+
+    Attributes:
+        fault: why nothing more comes.
+        asking: the landing whose only reader takes the next value at once, if that is short; the ring is empty.
+    """
+
+    def __init__(self, writers: Mapping[int, Sender], landings: Mapping[int, Landing]) -> None:
+        self.fault = ""
+        self.asking: Landing | None = None
+        self._writers, self._landings = writers, landings
+        self._inbox = memoryview(bytearray(_INBOX_BYTES))
+        self._start = self._end = 0  # of what was received and not looked at
+        self._target: memoryview | None = None  # where the rest of a value goes, while one is being received
+        self._finish: Callable[[], None] = _nothing  # what is done once it has come whole
+
+    def receive(self, connected: socket.socket) -> bool:
+        """Takes what has come. Whether that was anything."""
+        has_received = False
+        for _ in range(_MOST_CALLS):
+            try:
+                if self._target is not None:
+                    num = connected.recv_into(self._target)
+                else:
+                    num = connected.recv_into(self._inbox[self._end :] if self._end else self._inbox)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as error:
+                self.fault = str(error)
+                break
+            if not num:
+                self.fault = _GONE
+                break
+            has_received = True
+            if self._target is not None:
+                self._target = self._target[num:]
+                if len(self._target):
+                    continue
+                self._target = self.asking = None
+                self._finish()
+            else:
+                self._end += num
+                is_full = self._end == len(self._inbox)
+                is_between = self._take_frames()
+                if is_between and not is_full:
+                    break  # there is nothing more, or another look will find it
+        return has_received
+
+    def _take_frames(self) -> bool:
+        """Takes what has come. Whether no value has come in part that is received where it stays."""
+        inbox, start, end = self._inbox, self._start, self._end
+        while end - start >= HEAD.size:
+            channel, kind, size = HEAD.unpack_from(inbox, start)
+            body = start + HEAD.size
+            if kind < TOKENS:
+                landing = self._landings[channel]
+                if size <= INLINE_BYTES and kind != SLOT_BYTES and kind != SLOT_MESSAGE:
+                    if end - body < size:
+                        break
+                    start = body + size
+                    if landing is self.asking:
+                        self.asking = None
+                        landing.come = kind, bytes(inbox[body:start])
+                    else:
+                        landing.stage(kind, bytes(inbox[body:start]))
+                    continue
+                start = min(body + size, end)
+                self.asking = None  # what comes behind this one passes the ring as well
+                self._begin(landing, kind, size, inbox[body:start])
+                if self._target is not None:
+                    break
+            elif kind == TOKENS:
+                self._writers[channel].add_tokens(size)
+                start = body
+            elif kind == REFUSED:
+                self._writers[channel].break_off("the other side closed it")
+                start = body
+            else:
+                if ended := self._landings.get(channel):
+                    ended.end()
+                start = body
+        if start == end:
+            start = end = 0
+        elif self._target is None and start:
+            rest = bytes(inbox[start:end])
+            inbox[: len(rest)] = rest
+            start, end = 0, len(rest)
+        self._start, self._end = start, end
+        return self._target is None
+
+    def _begin(self, landing: Landing, kind: int, size: int, here: memoryview) -> None:
+        """A value for a slot has begun to come."""
+        view, finish = landing.begin(kind, size)
+        view[: len(here)] = here
+        if len(here) == size:
+            finish()
+        else:
+            self._target, self._finish = view[len(here) :], finish
+
+    def drop(self) -> None:
+        """What is being received goes nowhere any more."""
+        self._target = None
+
+
+def _nothing() -> None:
+    pass
