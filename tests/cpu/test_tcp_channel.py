@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,15 +57,31 @@ class _AttendedWire:
         self.lands_for_others = lands_for_others
         self.is_attended, self.has_unsent = True, False
         self.was_pumped = threading.Event()
-        self._socket, other = socket.socketpair()
-        undo.callback(other.close)
-        other.send(b"x")
+        self._num_received = 0
+        self._socket, self.other = socket.socketpair()
+        self._socket.setblocking(False)
+        undo.callback(self.other.close)
+        self.other.send(b"x")
+
+    @property
+    def num_received(self) -> int:
+        self._num_received += 1000
+        return self._num_received
+
+    def fill(self) -> None:
+        """There is nothing to receive, and what is to be sent has no room."""
+        self._socket.recv(1)
+        self.has_unsent = True
+        with suppress(BlockingIOError):
+            while True:
+                self._socket.send(bytes(1 << 16))
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def pump(self) -> bool:
-        self._socket.recv(1)
+        with suppress(BlockingIOError):
+            self._socket.recv(1)
         self.has_unsent = False
         self.was_pumped.set()
         return True
@@ -116,20 +132,36 @@ def test_others_on_the_host_wait_4_ms_at_most_whichever_wire_their_values_come_b
         assert pauses[:5] == [1, 2, 4, 4, 4]
 
 
-def test_what_is_left_to_be_sent_by_one_wire_does_not_wait_for_a_party_that_attends_to_another(
-    pauses: list[float],
+def test_room_for_what_one_wire_has_left_ends_a_pause_for_another(
+    pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("crossfade.channels.wires.next_pause_ms", lambda *_: 1e3 * 5 * _LIMIT_S)
     with ExitStack() as undo:
         attended, other = _AttendedWire(undo), _AttendedWire(undo)
-        other.has_unsent = True
+        other.fill()
         _open_wires(undo, attended, other)
+        _until(lambda: pauses)
+        assert not other.was_pumped.is_set()
+        other.other.setblocking(False)
+        with suppress(BlockingIOError):
+            while other.other.recv(1 << 20):
+                pass
         assert other.was_pumped.wait(_LIMIT_S)
-        assert not pauses
 
 
-def test_a_connection_that_was_quiet_is_left_to_its_party_for_a_millisecond() -> None:
-    assert next_pause_ms(64, 64, was_quiet=True) == 1
-    assert next_pause_ms(8, 64, was_quiet=False) == 16
+def test_a_party_that_seldom_receives_is_left_alone_for_a_millisecond_at_a_time() -> None:
+    assert next_pause_ms(8, 7, 64) == 1
+    assert next_pause_ms(8, 8, 64) == 16
+    assert next_pause_ms(0, 1000, 64) == 1
+
+
+def test_what_a_look_has_seen_is_received_by_the_next_read() -> None:
+    with open_tcp(4, 1) as (writer, (reader,)):
+        for number in range(50):
+            assert reader.is_idle()  # the thread leaves it to this one
+            assert _until(lambda number=number: writer.try_write(number))  # type: ignore[misc]
+            _until(lambda: not reader.is_idle())
+            assert reader.try_read() == number
 
 
 @pytest.mark.parametrize("size", [1, 100_000, 30_000_000])

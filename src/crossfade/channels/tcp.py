@@ -170,7 +170,8 @@ class TcpReader:
             if value is EMPTY:
                 return EMPTY
         else:
-            value = ring.value_of(*come)
+            kind, payload = come
+            value = ring.value_of(kind, payload)
             landing.come = None
         self._may_nap, self._idle_since_ns = True, 0
         landing.num_read += 1

@@ -60,6 +60,7 @@ class Wire:
         self._attended_ns = self._looked_ns = 0
         self._has_come = False  # whether a look has seen something that was not received yet
         self.num_bytes_sent = 0
+        self.num_received = 0  # how often something had come
         self.wants_room: Callable[[], None] = _nothing  # called when something is left to be sent
 
     def connect(self, stream: Stream) -> None:
@@ -215,18 +216,19 @@ class Wire:
         """
         self._attended_ns = self._looked_ns = time.monotonic_ns()
         poll = self._poll
-        if poll is None or self.fault:
-            return self.pump()
-        try:
-            for _ in range(1 if nap_ms else _LOOKS):
-                if poll(nap_ms):
-                    self._has_come = True
-                    return True
-        except RuntimeError:  # another thread is in it
-            return self.pump()
-        if self.owes or self._unsent or self._uncounted:
-            return self.pump()
-        return False
+        if poll is not None and not self.fault:
+            try:
+                for _ in range(1 if nap_ms else _LOOKS):
+                    if poll(nap_ms):
+                        self._has_come = True
+                        return True
+                if not (self.owes or self._unsent or self._uncounted):
+                    return False
+            except RuntimeError:  # another thread is in it
+                pass
+        before = self.num_received
+        self.pump()
+        return self.num_received != before
 
     @property
     def lands_for_others(self) -> bool:
@@ -250,6 +252,7 @@ class Wire:
             self._has_come = False
             incoming.asking = asking if asking is not None and asking.has_nothing() else None
             has_moved = self._socket is not None and not self.fault and incoming.receive(self._socket)
+            self.num_received += has_moved
             if incoming.fault:
                 self._break(incoming.fault)
             for landing in self._uncounted:

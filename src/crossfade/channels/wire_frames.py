@@ -125,6 +125,7 @@ class Incoming:
                     else:
                         landing.stage(kind, bytes(inbox[body:start]))
                     continue
+                self._start = start  # where there is no memory for it, this frame is looked at once more
                 start = min(body + size, end)
                 self.asking = None  # what comes behind this one passes the ring as well
                 self._begin(landing, kind, size, inbox[body:start])

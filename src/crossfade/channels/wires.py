@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import select
 import threading
-import time
 from collections.abc import Sequence
 
 from crossfade.channels.wire import Wire
@@ -20,17 +19,15 @@ _MOST_MS, _MOST_FOR_OTHERS_MS = 64, 4
 """How long the thread leaves the connections to the party at most: where others on this host read what comes, less long. A thread
 that wakes asks for the interpreter, and until it has it, each system call of the party's wakes it again.
 """
-_QUIET_S = 0.001
-"""After so long without a byte, the next pause is as short as the first."""
 _BESIDE_MS = 1
 """How long to leave a connection to another thread that is moving its bytes."""
 
 
-def next_pause_ms(last_ms: int, most_ms: int, *, was_quiet: bool) -> int:
-    """How long to leave the connections to a party that attends to them: twice as long as the last time. ``last_ms`` is 0 where the
-    party did not attend.
+def next_pause_ms(last_ms: int, num_received: int, most_ms: int) -> int:
+    """How long to leave the connections to a party that attends to them: twice as long as the last time, where it has received
+    something in each millisecond since, on average. ``last_ms`` is 0 where the party did not attend.
     """
-    return 1 if was_quiet or not last_ms else min(2 * last_ms, most_ms)
+    return min(2 * last_ms, most_ms) if 0 < last_ms <= num_received else 1
 
 
 class Wires:
@@ -58,10 +55,12 @@ class Wires:
     def _look_after(self) -> None:
         poller, pause = select.poll(), select.poll()
         poller.register(self._wake_fd, select.POLLIN)
-        pause.register(self._wake_fd, select.POLLIN)  # which ends it: something is to be sent, or this is closed
+        pause.register(
+            self._wake_fd, select.POLLIN
+        )  # what ends it: something is to be sent, or can be, or this is closed
         watched: dict[int, tuple[Wire, int]] = {}
         most_ms = _MOST_FOR_OTHERS_MS if any(wire.lands_for_others for wire in self.all) else _MOST_MS
-        pause_ms = 0
+        pause_ms = num_received = 0
         while not self._is_closed:
             for wire in self.all:
                 wanted = (
@@ -75,15 +74,17 @@ class Wires:
                 elif not wanted and known:
                     poller.unregister(fd)
                     del watched[fd]
-            start_s = time.monotonic()
+                if wanted & select.POLLOUT:
+                    pause.register(fd, select.POLLOUT)
+                elif known & select.POLLOUT:
+                    pause.unregister(fd)
             ready = {fd for fd, _ in poller.poll()}
-            was_quiet = time.monotonic() - start_s > _QUIET_S
             if self._wake_fd in ready:
                 os.eventfd_read(self._wake_fd)
             ours = [watched[fd][0] for fd in ready if fd in watched]
-            has_unsent = any(wire.has_unsent for wire in self.all)
-            if ours and not has_unsent and all(wire.is_attended for wire in ours):
-                pause_ms = next_pause_ms(pause_ms, most_ms, was_quiet=was_quiet)
+            if ours and all(wire.is_attended and not wire.has_unsent for wire in ours):
+                before, num_received = num_received, sum(wire.num_received for wire in self.all)
+                pause_ms = next_pause_ms(pause_ms, num_received - before, most_ms)
                 pause.poll(pause_ms)  # the party does it
                 continue
             pause_ms = 0
