@@ -23,7 +23,7 @@ from crossfade.errors import ChannelBroken
 from crossfade.host.frames import new_key
 from crossfade.host.tcp import Meeting, Stream, meet
 from crossfade.testing import conformance
-from tests.helpers.wires import new_bell, open_tcp
+from tests.helpers.wires import new_bell, open_both_ways, open_tcp
 
 TestTcp = conformance.suite(open_tcp)
 
@@ -203,6 +203,23 @@ def test_a_short_value_does_not_pass_the_ring_if_its_only_reader_asks_for_it() -
             assert _until(reader.try_read, lambda read: read is not EMPTY) == number
         assert reader.statistics().num_values == 100
         assert reader._landing.ring.num_values < 100  # the thread may have taken some in
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_tokens_come_back_with_values_of_every_kind_that_go_the_other_way(depth: int) -> None:
+    with open_both_ways(depth) as ends:
+        values: list[Any] = [b"x", 7, "text", np.arange(3), bytes(5000), np.arange(100_000)]
+        for number in range(20 * depth):
+            for (writer, _), (_, reader) in (ends, ends[::-1]):
+                value = values[number % len(values)]
+                assert _until(lambda writer=writer, value=value: writer.try_write(value))  # type: ignore[misc]
+                got = _until(reader.try_read, lambda read: read is not EMPTY)
+                assert np.array_equal(got, value)
+        for (writer, _), (_, reader) in (ends, ends[::-1]):
+            assert reader._landing.num_read == 20 * depth
+            assert reader._landing.num_due < max(2, depth)
+            _until(lambda writer=writer: writer._wire.pump() or True)  # type: ignore[misc]
+            assert writer._num_given - depth == reader._landing.num_returned
 
 
 @settings(max_examples=60, deadline=None)

@@ -36,26 +36,35 @@ def new_bell(undo: ExitStack) -> Bell:
     return bell
 
 
+def _new_ring(undo: ExitStack, bell: Bell, depth: int, num_readers: int) -> tuple[Landing, list[ShmReader]]:
+    layout = RingLayout(depth, num_readers)
+    board_memory = Memory.create("board", layout.size_bytes)
+    board = board_memory.map(board_memory.size_bytes)
+    format_ring(board, 0, layout)
+    undo.callback(board_memory.close)
+    heap = Memory.create("heap", 0)
+    undo.callback(heap.close)
+    block = RingBlock(board, 0, layout)
+    landing = Landing(ShmWriter("n0", block, Heap(heap), [bell] * num_readers), is_counted=num_readers == 1)
+    return landing, [ShmReader("n0", block, index, heap, bell) for index in range(num_readers)]
+
+
+def _new_wires(bell: Bell) -> tuple[Wire, Wire]:
+    ours, theirs = Wire(bell, None, "peer", "there"), Wire(bell, None, "peer", "there")
+    for wire, stream in zip((ours, theirs), stream_pair(), strict=True):
+        wire.connect(stream)
+    return ours, theirs
+
+
 @contextmanager
 def open_tcp(depth: int, num_readers: int) -> Iterator[tuple[Writer, Sequence[Reader]]]:
     """The first reader is in the process of the landing, the others on its host."""
     with ExitStack() as undo:
         bell = new_bell(undo)
-        layout = RingLayout(depth, num_readers)
-        board_memory = Memory.create("board", layout.size_bytes)
-        board = board_memory.map(board_memory.size_bytes)
-        format_ring(board, 0, layout)
-        undo.callback(board_memory.close)
-        heap = Memory.create("heap", 0)
-        undo.callback(heap.close)
-        block = RingBlock(board, 0, layout)
-        ours, theirs = Wire(bell, None, "peer", "there"), Wire(bell, None, "peer", "there")
-        for wire, stream in zip((ours, theirs), stream_pair(), strict=True):
-            wire.connect(stream)
-        landing = Landing(ShmWriter("n0", block, Heap(heap), [bell] * num_readers), is_counted=num_readers == 1)
+        ours, theirs = _new_wires(bell)
+        landing, rings = _new_ring(undo, bell, depth, num_readers)
         theirs.add_landing(0, landing)
         writer = TcpWriter("n0", ours, 0, depth)
-        rings = [ShmReader("n0", block, index, heap, bell) for index in range(num_readers)]
         readers: list[Reader] = [TcpReader(rings[0], theirs, landing), *rings[1:]]
         for wire in (ours, theirs):
             undo.callback(Wires(bell, [wire]).close)
@@ -63,3 +72,18 @@ def open_tcp(depth: int, num_readers: int) -> Iterator[tuple[Writer, Sequence[Re
         for reader in readers:
             undo.callback(reader.close)
         yield writer, readers
+
+
+@contextmanager
+def open_both_ways(depth: int) -> Iterator[tuple[tuple[TcpWriter, TcpReader], tuple[TcpWriter, TcpReader]]]:
+    """Both ends of a wire with a channel each way, and no thread that looks after it."""
+    with ExitStack() as undo:
+        bell = new_bell(undo)
+        wires, ends = _new_wires(bell), []
+        for channel, wire in enumerate(wires):
+            landing, (ring,) = _new_ring(undo, bell, depth, 1)
+            wire.add_landing(1 - channel, landing)
+            ends.append((TcpWriter(f"n{channel}", wire, channel, depth), TcpReader(ring, wire, landing)))
+            undo.callback(wire.close)
+            undo.callback(ends[-1][1].close)
+        yield ends[0], ends[1]

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Final
 
 from crossfade.channels.landing import Landing
-from crossfade.channels.wire_frames import END, HEAD, REFUSED, TOKENS, Incoming, Sender
+from crossfade.channels.wire_frames import END, HEAD, KIND_BITS, REFUSED, TOKENS, Incoming, Sender
 from crossfade.errors import SessionError
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.tcp import Stream
@@ -54,6 +54,7 @@ class Wire:
         self.owes = False  # whether tokens may be due
         self._writers: dict[int, Sender] = {}
         self._landings: dict[int, Landing] = {}
+        self._only_landing: Landing | None = None  # the only one, if that is counted
         self._uncounted: list[Landing] = []  # those whose rings are to be asked for what was given back
         self._unsent: deque[bytes | memoryview] = deque()
         self._incoming = Incoming(self._writers, self._landings)
@@ -90,6 +91,7 @@ class Wire:
         self._landings[channel] = landing
         if not landing.is_counted:
             self._uncounted.append(landing)
+        self._only_landing = landing if landing.is_counted and len(self._landings) == 1 else None
 
     def fileno(self) -> int:
         return -1 if self._socket is None else self._socket.fileno()
@@ -111,10 +113,18 @@ class Wire:
 
     def send_small(self, channel: int, kind: int, payload: bytes) -> None:
         """`send` for a value that is better copied than sent in parts; in most cases that is one system call."""
-        frame = HEAD.pack(channel, kind, len(payload)) + payload
         with self._sending:
+            tokens = b""
             if self.owes:
-                frame = self._tokens() + frame
+                only = self._only_landing
+                if only is None or only.is_refused:
+                    tokens = self._tokens()
+                else:  # they go along in the value's own head
+                    self.owes = False
+                    num = only.num_read
+                    kind |= (num - only.num_returned) << KIND_BITS
+                    only.num_returned = num
+            frame = tokens + HEAD.pack(channel, kind, len(payload)) + payload
             if not self._unsent and self._socket is not None and not self.fault:
                 try:
                     num_sent = self._socket.send(frame)

@@ -9,7 +9,8 @@
     └─────────┴────────┴────────────────┴─────────...
 
 A payload is what lies in a slot of a ring, byte for byte, so that it is received where it stays; one system call sends a large
-frame from the places where its parts lie. Frames that give tokens back, and that end a channel, have no payload.
+frame from the places where its parts lie. Frames that give tokens back, and that end a channel, have no payload. Where only one
+channel goes the other way, a short value brings the tokens for it in its own head.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ TOKENS: Final = 100
 END: Final = 101
 REFUSED: Final = 102
 """Kinds that no record has."""
+KIND_BITS: Final = 8
+"""Of the head's word for the kind. What stands above them in a value's head are tokens for the only writer of the other side."""
 
 _INBOX_BYTES: Final = 1 << 16
 _MOST_CALLS: Final = 64
@@ -113,12 +116,15 @@ class Incoming:
         while end - start >= HEAD.size:
             channel, kind, size = HEAD.unpack_from(inbox, start)
             body = start + HEAD.size
+            tokens = kind >> KIND_BITS
+            kind &= (1 << KIND_BITS) - 1
             if kind < TOKENS:
                 landing = self._landings[channel]
                 if size <= INLINE_BYTES and kind != SLOT_BYTES and kind != SLOT_MESSAGE:
                     if end - body < size:
                         break
                     start = body + size
+                    self._give(tokens)
                     if landing is self.asking:
                         self.asking = None
                         landing.come = kind, bytes(inbox[body:start])
@@ -129,6 +135,7 @@ class Incoming:
                 start = min(body + size, end)
                 self.asking = None  # what comes behind this one passes the ring as well
                 self._begin(landing, kind, size, inbox[body:start])
+                self._give(tokens)
                 if self._target is not None:
                     break
             elif kind == TOKENS:
@@ -158,6 +165,10 @@ class Incoming:
             finish()
         else:
             self._target, self._finish = view[len(here) :], finish
+
+    def _give(self, tokens: int) -> None:
+        if tokens:
+            next(iter(self._writers.values())).add_tokens(tokens)
 
     def drop(self) -> None:
         """What is being received goes nowhere any more."""
