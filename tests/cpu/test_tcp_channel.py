@@ -21,6 +21,7 @@ from crossfade.channels.tcp import TcpReader, TcpWriter
 from crossfade.channels.wires import Wires, next_pause_ms
 from crossfade.errors import ChannelBroken
 from crossfade.host.frames import new_key
+from crossfade.host.memory import Heap
 from crossfade.host.tcp import Meeting, Stream, meet
 from crossfade.testing import conformance
 from tests.helpers.wires import new_bell, open_both_ways, open_tcp
@@ -149,6 +150,20 @@ def test_room_for_what_one_wire_has_left_ends_a_pause_for_another(
         assert other.was_pumped.wait(_LIMIT_S)
 
 
+def test_a_value_that_cannot_be_taken_in_breaks_the_wire_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_tcp(4, 1) as (writer, (reader,)):
+        assert isinstance(reader, TcpReader)
+
+        def refuse(heap: Heap, size_bytes: int) -> Any:
+            raise MemoryError("no room")
+
+        monkeypatch.setattr(Heap, "allocate", refuse)
+        assert writer.try_write(bytes(5000))
+        _until(lambda: reader._wire.fault)
+        with pytest.raises(ChannelBroken, match="could not be taken in: MemoryError: no room"):
+            _until(reader.try_read)
+
+
 def test_a_party_that_seldom_receives_is_left_alone_for_a_millisecond_at_a_time() -> None:
     assert next_pause_ms(8, 7, 64) == 1
     assert next_pause_ms(8, 8, 64) == 16
@@ -205,7 +220,7 @@ def test_a_short_value_does_not_pass_the_ring_if_its_only_reader_asks_for_it() -
         assert reader._landing.ring.num_values < 100  # the thread may have taken some in
 
 
-@pytest.mark.parametrize("depth", [1, 2, 5])
+@pytest.mark.parametrize("depth", [1, 2, 9])
 def test_tokens_come_back_with_values_of_every_kind_that_go_the_other_way(depth: int) -> None:
     with open_both_ways(depth) as ends:
         values: list[Any] = [b"x", 7, "text", np.arange(3), bytes(5000), np.arange(100_000)]
@@ -218,8 +233,13 @@ def test_tokens_come_back_with_values_of_every_kind_that_go_the_other_way(depth:
         for (writer, _), (_, reader) in (ends, ends[::-1]):
             assert reader._landing.num_read == 20 * depth
             assert reader._landing.num_due < max(2, depth)
-            _until(lambda writer=writer: writer._wire.pump() or True)  # type: ignore[misc]
-            assert writer._num_given - depth == reader._landing.num_returned
+            due = depth + reader._landing.num_returned
+
+            def has_all(writer: TcpWriter = writer, due: int = due) -> bool:
+                writer._wire.pump()
+                return writer._num_given == due
+
+            _until(has_all)
 
 
 @settings(max_examples=60, deadline=None)

@@ -283,7 +283,8 @@ class Wire:
             if not self._receiving.acquire(blocking=False):
                 return  # who is at it will find it
             try:
-                landing.collect()
+                if landing.collect():
+                    self.owes = True
             finally:
                 self._receiving.release()
         if landing.num_due >= landing.most_due:

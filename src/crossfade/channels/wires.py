@@ -30,6 +30,15 @@ def next_pause_ms(last_ms: int, num_received: int, most_ms: int) -> int:
     return min(2 * last_ms, most_ms) if 0 < last_ms <= num_received else 1
 
 
+def _pump(wire: Wire) -> bool:
+    """`Wire.pump`. Where that fails, as for want of memory, the wire is broken: the party hears why."""
+    try:
+        return wire.pump()
+    except Exception as error:
+        wire.break_off(f"what came could not be taken in: {type(error).__name__}: {error}")
+        return True
+
+
 class Wires:
     """All wires of one party of a plan, and the thread that looks after them while the party does not."""
 
@@ -53,7 +62,8 @@ class Wires:
         return any([wire.attend() for wire in self.all])
 
     def _look_after(self) -> None:
-        poller, pause = select.poll(), select.poll()
+        poller, pause, beside = select.poll(), select.poll(), select.poll()
+        beside.register(self._wake_fd, select.POLLIN)
         poller.register(self._wake_fd, select.POLLIN)
         pause.register(
             self._wake_fd, select.POLLIN
@@ -88,11 +98,11 @@ class Wires:
                 pause.poll(pause_ms)  # the party does it
                 continue
             pause_ms = 0
-            if any([wire.pump() for wire in ours]):
+            if any([_pump(wire) for wire in ours]):
                 self._fence()
                 self._bell.ring_if_asleep()
             elif ours:
-                pause.poll(_BESIDE_MS)  # another thread is at it
+                beside.poll(_BESIDE_MS)  # another thread is at it
 
     def close(self) -> None:
         """Ends all connections. Idempotent."""
