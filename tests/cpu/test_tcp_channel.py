@@ -24,7 +24,7 @@ from crossfade.host.frames import new_key
 from crossfade.host.memory import Heap
 from crossfade.host.tcp import Meeting, Stream, meet
 from crossfade.testing import conformance
-from tests.helpers.wires import new_bell, open_both_ways, open_tcp
+from tests.helpers.wires import new_bell, new_ring, new_wires, open_both_ways, open_tcp
 
 TestTcp = conformance.suite(open_tcp)
 
@@ -171,12 +171,12 @@ def test_a_party_that_seldom_receives_is_left_alone_for_a_millisecond_at_a_time(
 
 
 def test_what_a_look_has_seen_is_received_by_the_next_read() -> None:
-    with open_tcp(4, 1) as (writer, (reader,)):
+    with open_both_ways(4) as ((writer, _), (_, reader)):
         for number in range(50):
-            assert reader.is_idle()  # the thread leaves it to this one
             assert _until(lambda number=number: writer.try_write(number))  # type: ignore[misc]
             _until(lambda: not reader.is_idle())
             assert reader.try_read() == number
+            assert reader.is_idle()
 
 
 @pytest.mark.parametrize("size", [1, 100_000, 30_000_000])
@@ -240,6 +240,25 @@ def test_tokens_come_back_with_values_of_every_kind_that_go_the_other_way(depth:
                 return writer._num_given == due
 
             _until(has_all)
+
+
+def test_a_token_that_is_found_while_another_is_given_back_is_not_forgotten() -> None:
+    with ExitStack() as undo:
+        bell = new_bell(undo)
+        ours, theirs = new_wires(bell)
+        landing, rings = new_ring(undo, bell, 1, 2)
+        theirs.add_landing(0, landing)
+        writer, first = TcpWriter("n0", ours, 0, 1), TcpReader(rings[0], theirs, landing)
+        for wire in (ours, theirs):
+            undo.callback(wire.close)
+        for ring in rings:
+            undo.callback(ring.close)
+        assert writer.try_write(b"x")
+        assert _until(first.try_read, lambda read: read is not EMPTY) == b"x"
+        theirs.pump()  # the other reader has not read it
+        assert rings[1].try_read() == b"x"
+        theirs.give_back(landing)
+        assert _until(writer.has_room)
 
 
 @settings(max_examples=60, deadline=None)

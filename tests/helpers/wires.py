@@ -36,7 +36,7 @@ def new_bell(undo: ExitStack) -> Bell:
     return bell
 
 
-def _new_ring(undo: ExitStack, bell: Bell, depth: int, num_readers: int) -> tuple[Landing, list[ShmReader]]:
+def new_ring(undo: ExitStack, bell: Bell, depth: int, num_readers: int) -> tuple[Landing, list[ShmReader]]:
     layout = RingLayout(depth, num_readers)
     board_memory = Memory.create("board", layout.size_bytes)
     board = board_memory.map(board_memory.size_bytes)
@@ -49,7 +49,7 @@ def _new_ring(undo: ExitStack, bell: Bell, depth: int, num_readers: int) -> tupl
     return landing, [ShmReader("n0", block, index, heap, bell) for index in range(num_readers)]
 
 
-def _new_wires(bell: Bell) -> tuple[Wire, Wire]:
+def new_wires(bell: Bell) -> tuple[Wire, Wire]:
     ours, theirs = Wire(bell, None, "peer", "there"), Wire(bell, None, "peer", "there")
     for wire, stream in zip((ours, theirs), stream_pair(), strict=True):
         wire.connect(stream)
@@ -61,8 +61,8 @@ def open_tcp(depth: int, num_readers: int) -> Iterator[tuple[Writer, Sequence[Re
     """The first reader is in the process of the landing, the others on its host."""
     with ExitStack() as undo:
         bell = new_bell(undo)
-        ours, theirs = _new_wires(bell)
-        landing, rings = _new_ring(undo, bell, depth, num_readers)
+        ours, theirs = new_wires(bell)
+        landing, rings = new_ring(undo, bell, depth, num_readers)
         theirs.add_landing(0, landing)
         writer = TcpWriter("n0", ours, 0, depth)
         readers: list[Reader] = [TcpReader(rings[0], theirs, landing), *rings[1:]]
@@ -79,9 +79,9 @@ def open_both_ways(depth: int) -> Iterator[tuple[tuple[TcpWriter, TcpReader], tu
     """Both ends of a wire with a channel each way, and no thread that looks after it."""
     with ExitStack() as undo:
         bell = new_bell(undo)
-        wires, ends = _new_wires(bell), []
+        wires, ends = new_wires(bell), []
         for channel, wire in enumerate(wires):
-            landing, (ring,) = _new_ring(undo, bell, depth, 1)
+            landing, (ring,) = new_ring(undo, bell, depth, 1)
             wire.add_landing(1 - channel, landing)
             ends.append((TcpWriter(f"n{channel}", wire, channel, depth), TcpReader(ring, wire, landing)))
             undo.callback(wire.close)
