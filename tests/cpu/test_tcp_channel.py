@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -173,7 +174,7 @@ def test_a_party_that_seldom_receives_is_left_alone_for_a_millisecond_at_a_time(
 def test_what_a_look_has_seen_is_received_by_the_next_read() -> None:
     with open_both_ways(4) as ((writer, _), (_, reader)):
         for number in range(50):
-            assert _until(lambda number=number: writer.try_write(number))  # type: ignore[misc]
+            assert _until(partial(writer.try_write, number))
             _until(lambda: not reader.is_idle())
             assert reader.try_read() == number
             assert reader.is_idle()
@@ -214,7 +215,7 @@ def test_a_short_value_does_not_pass_the_ring_if_its_only_reader_asks_for_it() -
     with open_tcp(4, 1) as (writer, (reader,)):
         assert isinstance(reader, TcpReader)
         for number in range(100):
-            assert _until(lambda number=number: writer.try_write(number))  # type: ignore[misc]
+            assert _until(partial(writer.try_write, number))
             assert _until(reader.try_read, lambda read: read is not EMPTY) == number
         assert reader.statistics().num_values == 100
         assert reader._landing.ring.num_values < 100  # the thread may have taken some in
@@ -227,7 +228,7 @@ def test_tokens_come_back_with_values_of_every_kind_that_go_the_other_way(depth:
         for number in range(20 * depth):
             for (writer, _), (_, reader) in (ends, ends[::-1]):
                 value = values[number % len(values)]
-                assert _until(lambda writer=writer, value=value: writer.try_write(value))  # type: ignore[misc]
+                assert _until(partial(writer.try_write, value))
                 got = _until(reader.try_read, lambda read: read is not EMPTY)
                 assert np.array_equal(got, value)
         for (writer, _), (_, reader) in (ends, ends[::-1]):

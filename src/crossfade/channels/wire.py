@@ -82,7 +82,7 @@ class Wire:
 
     def _readable(self) -> None:
         if not self.pump():
-            time.sleep(0)  # another thread is at it
+            time.sleep(0)  # another thread moves its bytes
 
     def add_writer(self, channel: int, writer: Sender) -> None:
         self._writers[channel] = writer

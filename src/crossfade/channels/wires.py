@@ -65,9 +65,8 @@ class Wires:
         poller, pause, beside = select.poll(), select.poll(), select.poll()
         beside.register(self._wake_fd, select.POLLIN)
         poller.register(self._wake_fd, select.POLLIN)
-        pause.register(
-            self._wake_fd, select.POLLIN
-        )  # what ends it: something is to be sent, or can be, or this is closed
+        # What ends a pause: something is to be sent, or can be, or this is closed.
+        pause.register(self._wake_fd, select.POLLIN)
         watched: dict[int, tuple[Wire, int]] = {}
         most_ms = _MOST_FOR_OTHERS_MS if any(wire.lands_for_others for wire in self.all) else _MOST_MS
         pause_ms = num_received = 0
@@ -102,7 +101,7 @@ class Wires:
                 self._fence()
                 self._bell.ring_if_asleep()
             elif ours:
-                beside.poll(_BESIDE_MS)  # another thread is at it
+                beside.poll(_BESIDE_MS)  # another thread moves its bytes
 
     def close(self) -> None:
         """Ends all connections. Idempotent."""
