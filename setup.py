@@ -58,8 +58,14 @@ HOT = (
     "runtime/cursor",
     "runtime/intake",
     "runtime/run",
+    "schedule/causes",
+    "schedule/cores",
+    "schedule/gpus",
+    "schedule/progress",
+    "schedule/simulate",
+    "schedule/strands",
 )
-"""What a value passes, under ``src/crossfade``. Left out, though on a value's way:
+"""What a value passes, and the simulator (``schedule``), under ``src/crossfade``. Left out, though on a value's way:
 
 - ``interrupted``: it finds out from frames where an interrupt comes, and a compiled function has none.
 - ``api/compiled``, ``api/refs``: the doors, whose frames say that an interrupt has to wait; users subclass and refer weakly to

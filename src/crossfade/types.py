@@ -49,7 +49,10 @@ class Transport(StrEnum):
     @property
     def moves_device_memory(self) -> bool:
         """Whether it takes device tensors from GPU to GPU."""
-        return self in (Transport.COPY, Transport.STAGED, Transport.NCCL)
+        return self in _MOVE_DEVICE_MEMORY
+
+
+_MOVE_DEVICE_MEMORY = frozenset({Transport.COPY, Transport.STAGED, Transport.NCCL})
 
 
 class TargetDevice(StrEnum):

@@ -5,7 +5,7 @@ Containers are lists, tuples and dicts, of exactly these types; everything else 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ MAX_DEPTH = 100
 """How deep containers may be nested in one another."""
 
 CONTAINERS = (list, tuple, dict)
+_MAY_HIDE = (*CONTAINERS, set, frozenset)
 MAX_SHOWN_LETTERS = 24
 MAX_SHOWN_ITEMS = 4
 MAX_SHOWN_DEPTH = 2
@@ -40,20 +41,23 @@ def snapshot(template: Any, of_leaf: Callable[[Any], Any] = lambda leaf: leaf, a
     return of_leaf(template)
 
 
-def leaves(template: Any, around: tuple[int, ...] = ()) -> Iterator[Any]:
+def leaves(template: Any, around: tuple[int, ...] = ()) -> list[Any]:
     """The leaves of ``template``, in order of appearance; each as often as it appears. Keys of dicts are leaves too."""
     kind = type(template)
+    if kind not in CONTAINERS:
+        return [template]
+    inside = _enter(template, around)
+    found: list[Any] = []
     if kind is dict:
-        inside = _enter(template, around)
         for key, value in template.items():
-            yield key
-            yield from leaves(value, inside)
-    elif kind is list or kind is tuple:
-        inside = _enter(template, around)
-        for item in template:
-            yield from leaves(item, inside)
-    else:
-        yield template
+            found += (key, *leaves(value, inside))
+        return found
+    for item in template:
+        if type(item) in CONTAINERS:
+            found += leaves(item, inside)
+        else:
+            found.append(item)
+    return found
 
 
 def find_hidden(template: Any, sought: type[T]) -> tuple[T, str] | None:
@@ -64,7 +68,7 @@ def find_hidden(template: Any, sought: type[T]) -> tuple[T, str] | None:
     pending = [template]
     while pending:
         value = pending.pop()
-        if not isinstance(value, (*CONTAINERS, set, frozenset)):
+        if not isinstance(value, _MAY_HIDE):
             continue
         if isinstance(value, dict):
             key = next((key for key in value if isinstance(key, sought)), None)

@@ -7,7 +7,6 @@ bound and forgot. Nothing here recurses along the graph, and the time grows with
 from __future__ import annotations
 
 import gc
-import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
@@ -15,8 +14,7 @@ from typing import Any
 
 from crossfade.errors import GraphError, UnknownTransport
 from crossfade.graph.actors import unknown_method
-from crossfade.graph.collectives import CollectiveNode, CollectiveOutput
-from crossfade.graph.communicators import Communicator
+from crossfade.graph.collectives import CollectiveNode
 from crossfade.graph.members import members_of
 from crossfade.graph.nodes import (
     ActorInfo,
@@ -64,7 +62,7 @@ class CheckedGraph:
     @property
     def steps(self) -> list[MethodNode | CollectiveNode]:
         """Method calls and collectives in one order, that of their creation."""
-        return list(heapq.merge(self.methods, self.collectives, key=lambda node: node._order))
+        return sorted((*self.methods, *self.collectives), key=lambda node: node._order)
 
 
 def check(output: Node | MultiOutputNode, *, session: str, transports: Collection[str]) -> CheckedGraph:
@@ -76,17 +74,20 @@ def check(output: Node | MultiOutputNode, *, session: str, transports: Collectio
     for node in outputs:
         node._is_compiled = True  # even if compiling fails: the user meant it as a graph
     nodes = walk(outputs)
-    _check_order(nodes)
+    methods = tuple(node for node in nodes if isinstance(node, MethodNode))
+    in_arguments: dict[Node, tuple[Node, ...]] = {node: nodes_in(node.args, node.kwargs) for node in methods}
+    _check_order(nodes, in_arguments)
     for node in nodes:
         if isinstance(node, MethodNode):
-            _check_arguments(node)
+            _check_arguments(node, in_arguments[node])
             _check_actor(node, session)
-        if isinstance(node, CollectiveNode):
+        elif isinstance(node, CollectiveNode):
             for actor in node.parties:
                 _check_session(label_of(node), actor, session)
         for asked in (node._transport, *node._transport_to.values()):
-            _check_transport(node, asked, transports)
-            if isinstance(asked, Communicator):
+            if isinstance(asked, str):
+                _check_transport(node, asked, transports)
+            else:
                 for actor in members_of(asked):
                     _check_session(f"the communicator of {label_of(node)}", actor, session)
     _check_readers(nodes)
@@ -94,7 +95,6 @@ def check(output: Node | MultiOutputNode, *, session: str, transports: Collectio
     _check_all_used(nodes, output)
     for node in nodes:
         node._is_compiled = True
-    methods = tuple(node for node in nodes if isinstance(node, MethodNode))
     used = dict.fromkeys(source for node in methods for source in node.inputs)
     parts = sorted((node for node in used if isinstance(node, InputNode | InputPart)), key=lambda part: part._order)
     collectives = tuple(node for node in nodes if isinstance(node, CollectiveNode))
@@ -157,13 +157,14 @@ def _article(value: Any) -> str:
 # The nodes that the outputs are made from
 
 
-def _check_order(nodes: Sequence[Node]) -> None:
+def _check_order(nodes: Sequence[Node], in_arguments: Mapping[Node, tuple[Node, ...]]) -> None:
     """Nodes use what was there before them, unless a node was tampered with."""
-    uses = {node: (*node._sources(), *_in_arguments(node)) for node in nodes}
+    uses = {node: (*node._sources(), *in_arguments.get(node, ())) for node in nodes}
     changed = [
         node
         for node, sources in uses.items()
-        if any(source not in uses or source._order >= node._order for source in sources)
+        for source in sources
+        if source not in uses or source._order >= node._order
     ]
     if changed:
         try:
@@ -171,10 +172,6 @@ def _check_order(nodes: Sequence[Node]) -> None:
         except CycleError as error:
             raise _cycle(error.args[1][1:]) from None
         raise _tampered(changed[0])
-
-
-def _in_arguments(node: Node) -> tuple[Node, ...]:
-    return nodes_in(node.args, node.kwargs) if isinstance(node, MethodNode) else ()
 
 
 def _cycle(nodes: Sequence[Node]) -> GraphError:
@@ -200,8 +197,8 @@ def _tampered(node: Node) -> GraphError:
     )
 
 
-def _check_arguments(node: MethodNode) -> None:
-    if _in_arguments(node) != node.inputs:
+def _check_arguments(node: MethodNode, in_arguments: tuple[Node, ...]) -> None:
+    if in_arguments != node.inputs:
         raise _tampered(node)
     for source in node.inputs:
         if isinstance(source, MultiOutputNode):
@@ -237,8 +234,8 @@ def _check_session(label: str, actor: ActorInfo, session: str) -> None:
         )
 
 
-def _check_transport(node: Node, asked: str | Communicator, transports: Collection[str]) -> None:
-    if isinstance(asked, Communicator) or asked in transports:
+def _check_transport(node: Node, asked: str, transports: Collection[str]) -> None:
+    if asked in transports:
         return
     names = sorted(transports)
     hint = nearest(asked.lower(), names, f"the transports are {', '.join(names)}")
@@ -247,13 +244,16 @@ def _check_transport(node: Node, asked: str | Communicator, transports: Collecti
 
 def _check_readers(nodes: Iterable[Node]) -> None:
     """Each actor that is named as a reader reads the value."""
+    asking = [node for node in nodes if node._transport_to]
+    if not asking:
+        return
     readers: dict[Node, set[str]] = {}
     for method in (node for node in nodes if isinstance(node, MethodNode)):
         for source in method.inputs:
             readers.setdefault(source, set()).add(method.actor.id)
             if isinstance(source, OutputNode | InputPart):
                 readers.setdefault(source.parent, set()).add(method.actor.id)
-    for node in nodes:
+    for node in asking:
         for actor in node._transport_to.keys() - readers.get(node, set()):
             known = ", ".join(sorted(readers.get(node, set()))) or "no actor"
             raise GraphError(
@@ -331,22 +331,14 @@ def _forgotten(nodes: Sequence[Node], output: Node) -> list[MethodNode | Collect
     forgotten: dict[MethodNode | CollectiveNode | InputPart | Trace, None] = {}
     while pending:
         node = pending.pop()
-        followers = _followers(node)
-        is_used = any(each._users or each._is_compiled for each in (node, *_values(node)))
+        values = node.outputs if isinstance(node, MethodNode | CollectiveNode) else ()
+        is_used = any([each._users or each._is_compiled for each in (node, *values)])
         if not is_used and isinstance(node, MethodNode | CollectiveNode | InputPart):
             forgotten[node] = None
         if node._trace is not None and node._trace.concerns(output._order):
             forgotten[node._trace] = None
+        parts = node._parts.values() if isinstance(node, InputNode) else ()
+        followers = (*node._users, *values, *parts)  # what is made from it directly
         pending += [each for each in followers if each not in seen]
         seen.update(dict.fromkeys(followers))
     return sorted(forgotten, key=lambda each: each.order if isinstance(each, Trace) else each._order)
-
-
-def _values(node: Node) -> tuple[OutputNode | CollectiveOutput, ...]:
-    return node.outputs if isinstance(node, MethodNode | CollectiveNode) else ()
-
-
-def _followers(node: Node) -> list[Node]:
-    """What is made from the node directly: calls that take it, its parts, its values."""
-    parts = node._parts.values() if isinstance(node, InputNode) else ()
-    return [*node._users, *_values(node), *parts]

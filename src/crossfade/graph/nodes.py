@@ -131,8 +131,9 @@ class MethodNode(Node):
         self.args: tuple[Any, ...] = snapshot(args)  # the positional arguments as they were when they were bound
         self.kwargs: dict[str, Any] = snapshot(kwargs)  # the keyword arguments likewise
         self.num_returns = num_returns  # how many values the method returns
-        _check_hidden(self)
-        self.inputs = nodes_in(self.args, self.kwargs)
+        found = [*leaves(self.args), *leaves(self.kwargs)]
+        _check_hidden(self, found)
+        self.inputs = _nodes_among(found)
         if num_returns > 1:
             self.outputs = tuple(OutputNode(self, index) for index in range(num_returns))
         for node in self.inputs:
@@ -227,7 +228,11 @@ def bind(
 
 def nodes_in(*arguments: Any) -> tuple[Node, ...]:
     """The nodes in the arguments, at any depth, each once, in order of appearance."""
-    return tuple(dict.fromkeys(leaf for each in arguments for leaf in leaves(each) if isinstance(leaf, Node)))
+    return _nodes_among([leaf for each in arguments for leaf in leaves(each)])
+
+
+def _nodes_among(found: Iterable[Any]) -> tuple[Node, ...]:
+    return tuple(dict.fromkeys([leaf for leaf in found if isinstance(leaf, Node)]))
 
 
 def walk(outputs: Iterable[Node]) -> list[Node]:
@@ -275,9 +280,9 @@ def _name_of(leaf: Any) -> str | None:
     return label_of(leaf) if isinstance(leaf, Node) else None
 
 
-def _check_hidden(node: MethodNode) -> None:
-    """Finds nodes where they would be taken for constants."""
-    for leaf in (*leaves(node.args), *leaves(node.kwargs)):
+def _check_hidden(node: MethodNode, found: Iterable[Any]) -> None:
+    """Finds nodes where they would be taken for constants. ``found`` has the leaves of the arguments."""
+    for leaf in found:
         if isinstance(leaf, MethodType) and isinstance(leaf.__self__, Node):
             name = leaf.__name__
             raise GraphError(

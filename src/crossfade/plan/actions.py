@@ -41,6 +41,12 @@ class Verb(StrEnum):
     FREE = "free"
 
 
+# Sets of verbs for loops over all actions of a plan: Python 3.11 takes 0.1 us to find one member of an enumeration by its name.
+PUTS = frozenset({Verb.WRITE, Verb.SEND})
+TAKES = frozenset({Verb.READ, Verb.RECV})
+CALLS = frozenset({Verb.RUN, Verb.COLL})
+
+
 @dataclass(frozen=True, slots=True)
 class Action:
     """One step of one actor."""

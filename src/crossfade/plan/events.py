@@ -22,7 +22,8 @@ a collective waits until all its parties have started it; it ends at none of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -31,6 +32,9 @@ from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.plan.text import values_used
 from crossfade.plan.waits import Step, Waits
 from crossfade.types import DRIVER
+
+_HAVE_ENDS = frozenset({Verb.SEND, Verb.RECV, Verb.COLL})
+"""On ``main``, these have two events."""
 
 
 @dataclass(slots=True)
@@ -60,13 +64,16 @@ def waits_of(plan: Plan, book: Book) -> Waits:
     starts: dict[Step, int] = {}
     ends: dict[Step, int] = {}
     for actor, actions in plan.programs.items():
+        events: list[tuple[int, int]] = []  # the start and the end of each step
         for index, action in enumerate(actions):
             step = (actor, index)
-            starts[step] = ends[step] = waits.event(step, action.ahead)
-            if action.stream == MAIN and action.verb in (Verb.SEND, Verb.RECV, Verb.COLL):
-                ends[step] = waits.event(step, action.ahead)
-                waits.edges.append((starts[step], ends[step], 0))
-        _add_program(waits, plan, actor, starts, ends)
+            start = end = waits.event(step, action.ahead)
+            if action.stream == MAIN and action.verb in _HAVE_ENDS:
+                end = waits.event(step, action.ahead)
+                waits.edges.append((start, end, 0))
+            starts[step], ends[step] = start, end
+            events.append((start, end))
+        _add_program(waits, output_reads(plan) if actor == DRIVER else [], events)
     for collective in plan.collectives:
         _add_meeting(waits, plan, book, collective, starts, ends)
     arrivals: dict[Step, int] = {}
@@ -90,18 +97,17 @@ def output_reads(plan: Plan) -> list[list[int]]:
     return list(places.values())
 
 
-def _add_program(waits: Waits, plan: Plan, actor: str, starts: Mapping[Step, int], ends: Mapping[Step, int]) -> None:
+def _add_program(waits: Waits, output_places: Sequence[Sequence[int]], events: Sequence[tuple[int, int]]) -> None:
     """Adds the waits between the steps of one party, one step after another, round after round."""
-    reads = output_reads(plan) if actor == DRIVER else []
-    beside = {index for read in reads for index in read}
-    program = [index for index in range(len(plan.programs[actor])) if index not in beside]
+    beside = {index for places in output_places for index in places}
+    program = [event for index, event in enumerate(events) if index not in beside]
+    reads = [[events[index] for index in places] for places in output_places]
     for strand in filter(None, (program, *reads)):
-        for before, after in pairwise(strand):
-            waits.edges.append((ends[actor, before], starts[actor, after], 0))
-        waits.edges.append((ends[actor, strand[-1]], starts[actor, strand[0]], 1))
+        waits.edges += [(end, start, 0) for (_, end), (start, _) in pairwise(strand)]
+        waits.edges.append((strand[-1][1], strand[0][0], 1))
     for read in reads if program else ():
-        waits.edges.append((ends[actor, program[-1]], starts[actor, read[0]], 0))
-        waits.edges.append((ends[actor, read[-1]], starts[actor, program[0]], 1))
+        waits.edges.append((program[-1][1], read[0][0], 0))
+        waits.edges.append((read[-1][1], program[0][0], 1))
 
 
 def _add_channel(
@@ -138,11 +144,14 @@ def _add_receiving_threads(waits: Waits, plan: Plan, arrivals: Mapping[Step, int
     In one round the receive that runs k ahead is that of execution t + k: from one arrival to the next, the execution
     grows by the difference of their ``ahead``.
     """
+    receives: dict[str, list[int]] = defaultdict(list)
+    for actor, index in sorted(arrivals):
+        receives[actor].append(index)
     for actor, actions in plan.programs.items():
         mine = [
-            (arrivals[actor, index], action.ahead)
-            for index, action in enumerate(actions)
-            if (actor, index) in arrivals and not plan.channel[action.target].transport.blocks
+            (arrivals[actor, index], actions[index].ahead)
+            for index in receives[actor]
+            if not plan.channel[actions[index].target].transport.blocks
         ]
         for (before, before_ahead), (after, after_ahead) in pairwise(mine):
             waits.edges.append((before, after, after_ahead - before_ahead))

@@ -8,13 +8,14 @@ all questions. The others are answered by a search backwards, which looks at ste
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 
-from crossfade.plan.actions import MAIN, Action, Verb
+from crossfade.plan.actions import MAIN, TAKES, Action, Verb
 from crossfade.plan.plan import ChannelSpec, Plan
 from crossfade.plan.text import values_used
 
 _Step = tuple[str, int]
+_MAKE_FACTS = frozenset({Verb.WRITE, Verb.SEND, Verb.COLL})
 
 
 class Order:
@@ -60,36 +61,41 @@ class Order:
         while ready:
             party = ready.popleft()
             actions, levels = self._plan.programs[party], self._levels[party]
-            while len(levels) < len(actions):
-                place, action = len(levels), actions[len(levels)]
-                needs = list(self._needs(action, party))
-                missing = next((fact for fact in needs if fact not in self._makers), None)
-                if missing is not None:
-                    waiting[missing].append(party)
+            for place in range(len(levels), len(actions)):
+                action = actions[place]
+                level = levels[-1] if levels else -1
+                needs = self._needs(action, party)
+                missing = [fact for fact in needs if fact not in self._makers]
+                if missing:
+                    waiting[missing[0]].append(party)
                     break
-                before = [self._level(self._makers[fact]) for fact in needs]
-                levels.append(1 + max([*before, levels[-1] if levels else -1]))
-                if action.verb in (Verb.WRITE, Verb.SEND, Verb.COLL):
+                for fact in needs:
+                    level = max(level, self._level(self._makers[fact]))
+                levels.append(level + 1)
+                if action.verb in _MAKE_FACTS:
                     fact = f"{action.target} by {party}"
                     self._makers[fact] = party, place
                     ready.extend(waiting.pop(fact, ()))
 
-    def _needs(self, action: Action, party: str) -> Iterator[str]:
+    def _needs(self, action: Action, party: str) -> Sequence[str]:
         """The facts without which a party does not go past an action."""
-        if action.verb is Verb.READ or (action.verb is Verb.RECV and action.stream == MAIN and not action.ahead):
-            yield f"{action.target} by {self._plan.channel[action.target].writer}"
-        for value in values_used(self._plan, action, party):
-            yield from self._sources.get((party, value), ())
+        if action.verb in TAKES:
+            is_waited_for = action.verb is Verb.READ or (action.stream == MAIN and not action.ahead)
+            return (f"{action.target} by {self._plan.channel[action.target].writer}",) if is_waited_for else ()
+        sources = self._sources.get(party)
+        if sources is None:
+            return ()
+        return [fact for value in values_used(self._plan, action, party) for fact in sources.get(value, ())]
 
 
-def _sources(plan: Plan) -> Mapping[tuple[str, str], tuple[str, ...]]:
+def _sources(plan: Plan) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
     """What has to be over before a party uses a value that comes in the background, by party and value."""
-    found: dict[tuple[str, str], tuple[str, ...]] = {}
+    found: dict[str, dict[str, tuple[str, ...]]] = defaultdict(dict)
     for channel in plan.channels:
         for reader in channel.readers if channel.is_ordered else ():
-            found[reader, channel.value] = (f"{channel.id} by {channel.writer}",)
+            found[reader][channel.value] = (f"{channel.id} by {channel.writer}",)
     for collective in plan.collectives:
         joined = tuple([f"{collective.id} by {other}" for other in collective.parties])
         for party in collective.parties:
-            found.update(((party, value), joined) for value in collective.outputs_of(party))
+            found[party].update(dict.fromkeys(collective.outputs_of(party), joined))
     return found

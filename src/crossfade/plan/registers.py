@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from crossfade.plan.actions import MAIN, Action, Verb
+from crossfade.plan.actions import CALLS, MAIN, TAKES, Action, Verb
 from crossfade.plan.events import Book, meeting_use
 from crossfade.plan.plan import Plan
 from crossfade.plan.text import values_used
 from crossfade.types import DRIVER
+
+_MAKE_VALUES = CALLS | TAKES
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,11 @@ def check_registers(plan: Plan, book: Book) -> Iterator[Fault]:
             if action.ahead:
                 yield from registers.make(index, action)
         for index, action in enumerate(actions):
-            yield from registers.use(index, action)
-            if not action.ahead:
+            used = values_used(plan, action, actor)
+            if not registers.present.issuperset(used):
+                yield from registers.faults_of_absent(index, used)
+            registers.use(index, action, used)
+            if not action.ahead and action.verb in _MAKE_VALUES:
                 yield from registers.make(index, action)
         for value, index in registers.received.items():
             if (value, actor) not in book.frees:
@@ -40,8 +45,8 @@ def check_registers(plan: Plan, book: Book) -> Iterator[Fault]:
                 yield Fault("PL-3", actor, index, reason)
         for index, action in enumerate(actions):
             if (
-                action.verb is Verb.COLL
-                and action.stream != MAIN
+                action.stream != MAIN
+                and action.verb is Verb.COLL
                 and meeting_use(plan, book, action.target, actor) is None
             ):
                 reason = f"{actor} never waits for {action.target}: it would be started again while it is under way"
@@ -56,22 +61,25 @@ class _Registers:
 
     def __init__(self, plan: Plan, book: Book, actor: str, given: list[str]) -> None:
         self._plan, self._book, self._actor = plan, book, actor
-        self._present = set(given)
+        self.present = set(given)
         self._made = set(given)
         self.received: dict[str, int] = {}
         self._collected: set[str] = set()
 
-    def use(self, index: int, action: Action) -> Iterator[Fault]:
-        """The action needs its values; a ``free`` takes its own away."""
-        step = (self._actor, index)
-        for value in values_used(self._plan, action, self._actor):
-            if value not in self._present:
-                yield Fault("PL-4", *step, f"{value} {self._absence(value)}")
+    def faults_of_absent(self, index: int, used: Iterable[str]) -> Iterator[Fault]:
+        """The action needs its values."""
+        for value in used:
+            if value not in self.present:
+                yield Fault("PL-4", self._actor, index, f"{value} {self._absence(value)}")
+
+    def use(self, index: int, action: Action, used: Iterable[str]) -> None:
+        """Notes the first use of what came from others; a ``free`` takes its own value away."""
+        for value in used:
             if value in self.received or value in self._collected:
-                self._book.first_uses.setdefault((value, self._actor), step)
+                self._book.first_uses.setdefault((value, self._actor), (self._actor, index))
         if action.verb is Verb.FREE:
-            self._book.frees[action.target, self._actor] = step
-            self._present.discard(action.target)
+            self._book.frees[action.target, self._actor] = (self._actor, index)
+            self.present.discard(action.target)
 
     def make(self, index: int, action: Action) -> Iterator[Fault]:
         """The action fills registers: each only once in a round, freed or not."""
@@ -79,22 +87,18 @@ class _Registers:
             if value in self._made:
                 yield Fault("PL-4", self._actor, index, f"{self._actor} gets {value} a second time in the same round")
             self._made.add(value)
-            self._present.add(value)
-            if action.verb is Verb.COLL:
-                self._collected.add(value)
-            elif action.verb is not Verb.RUN:
+            self.present.add(value)
+            if action.verb in TAKES:
                 self.received[value] = index
+            elif action.verb is Verb.COLL:
+                self._collected.add(value)
 
     def _values_made(self, action: Action) -> tuple[str, ...]:
-        match action.verb:
-            case Verb.RUN:
-                return self._plan.node[action.target].outputs
-            case Verb.COLL:
-                return self._plan.collective[action.target].outputs_of(self._actor)
-            case Verb.READ | Verb.RECV:
-                return (self._plan.channel[action.target].value,)
-            case _:
-                return ()
+        if action.verb in TAKES:
+            return (self._plan.channel[action.target].value,)
+        if action.verb is Verb.RUN:
+            return self._plan.node[action.target].outputs
+        return self._plan.collective[action.target].outputs_of(self._actor) if action.verb is Verb.COLL else ()
 
     def _absence(self, value: str) -> str:
         freed = self._book.frees.get((value, self._actor))

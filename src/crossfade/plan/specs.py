@@ -13,6 +13,8 @@ from functools import cached_property
 from crossfade.plan.actions import Action
 from crossfade.types import CollectiveKind, ReduceOp, TargetDevice, Transport
 
+_ORDERED = frozenset({Transport.GLOO, Transport.STAGED, Transport.NCCL, Transport.COMMUNICATOR})
+
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
@@ -80,8 +82,7 @@ class ChannelSpec:
         """Whether it has ``send`` and ``recv``, which need both hosts: values of several such channels between the same two actors
         arrive in one order (PL-1). Others have ``write`` and ``read``, and a value is there once it is written.
         """
-        ordered = (Transport.GLOO, Transport.STAGED, Transport.NCCL, Transport.COMMUNICATOR)
-        return self.is_posted or self.transport in ordered
+        return self.is_posted or self.transport in _ORDERED
 
     @property
     def credit(self) -> int:

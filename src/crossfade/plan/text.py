@@ -33,7 +33,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
-from crossfade.plan.actions import MAIN, Action, Verb
+from crossfade.plan.actions import MAIN, PUTS, TAKES, Action, Verb
 from crossfade.plan.device_streams import DeviceStream, stream_in, stream_out
 from crossfade.plan.specs import BarePlan, ChannelSpec, CollectiveSpec, NodeSpec
 from crossfade.types import CollectiveKind, TargetDevice, Transport
@@ -50,20 +50,18 @@ NUM_RINGS_SHOWN = 8
 
 def values_used(plan: BarePlan, action: Action, actor: str) -> tuple[str, ...]:
     """Ids of the values that must be in the actor's registers for its action; none for an id that does not exist."""
-    match action.verb:
-        case Verb.RUN:
-            node = plan.node.get(action.target)
-            return () if node is None else node.inputs
-        case Verb.WRITE | Verb.SEND:
-            channel = plan.channel.get(action.target)
-            return () if channel is None else (channel.value,)
-        case Verb.COLL:
-            collective = plan.collective.get(action.target)
-            return () if collective is None else collective.inputs_of(actor)
-        case Verb.FREE:
-            return (action.target,)
-        case _:
-            return ()
+    if action.verb in TAKES:
+        return ()
+    if action.verb in PUTS:
+        channel = plan.channel.get(action.target)
+        return () if channel is None else (channel.value,)
+    if action.verb is Verb.FREE:
+        return (action.target,)
+    if action.verb is Verb.RUN:
+        node = plan.node.get(action.target)
+        return () if node is None else node.inputs
+    collective = plan.collective.get(action.target)
+    return () if collective is None else collective.inputs_of(actor)
 
 
 def format_plan(plan: BarePlan, mark: Mark | None = None) -> str:

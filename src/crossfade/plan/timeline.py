@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 
@@ -45,7 +46,7 @@ class Timeline:
         cls, name: str, spans: Iterable[Span], notes: Iterable[str] = (), hosts: Mapping[str, str] | None = None
     ) -> Timeline:
         """Orders the spans by start."""
-        in_order = sorted(spans, key=lambda span: (span.start_us, span.actor, span.stream, span.end_us))
+        in_order = sorted(spans, key=attrgetter("start_us", "actor", "stream", "end_us"))
         return cls(name, tuple(in_order), tuple(notes), hosts or {})
 
     @property

@@ -35,10 +35,13 @@ def targets(plan: Plan, writer: str, reader: str) -> tuple[int, ...]:
 
 def predecessors(plan: Plan) -> Mapping[tuple[str, str], str]:
     """(Channel id, reader) of each channel that has a predecessor there: the predecessor's id."""
+    copies = [channel for channel in plan.channels if channel.transport is Transport.COPY]
+    pairs = {(channel.writer, reader) for channel in copies for reader in channel.readers}
+    by_link = {pair for pair in pairs if _takes_a_link(plan, *pair)}
     arriving: dict[str, list[ChannelSpec]] = defaultdict(list)
-    for channel in sorted(plan.channels, key=lambda each: each.turn):  # stable
-        for reader in channel.readers if channel.transport is Transport.COPY else ():
-            if _takes_a_link(plan, channel.writer, reader):
+    for channel in sorted(copies, key=lambda each: each.turn):  # stable
+        for reader in channel.readers:
+            if (channel.writer, reader) in by_link:
                 arriving[reader].append(channel)
     contested = {
         reader: channels for reader, channels in arriving.items() if len({each.writer for each in channels}) > 1

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain, groupby, pairwise
 
 from crossfade.errors import PlanError
-from crossfade.plan.actions import MAIN, Action, Verb
+from crossfade.plan.actions import MAIN, PUTS, TAKES, Action, Verb
 from crossfade.plan.events import Book, waits_of
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.plan.registers import Fault, check_registers
@@ -30,6 +30,9 @@ MOST_ACTIONS_SHOWN = 200
 LONGEST_CYCLE_SHOWN = 12
 LONGEST_NAME_SHOWN = 300
 """Plans with longer names too."""
+
+_ORDERED_ENDS = (Verb.SEND, Verb.RECV)
+_OTHER_ENDS = (Verb.WRITE, Verb.READ)
 
 _HINTS = {
     "PL-1": "a channel has one write, and one read in each reader; over gloo, staged, nccl and communicators these are send and "
@@ -104,7 +107,13 @@ def _wrongs(
         yield "PL-1", "only send, recv and coll may have a stream other than main"
     if action.stream != MAIN and _blocks(plan, action):
         yield "PL-1", "what goes by a communicator blocks, so it is on main"
-    if action.verb is Verb.RUN:
+    if action.verb in PUTS or action.verb in TAKES:
+        channel = plan.channel.get(action.target)
+        if channel is None:
+            yield "PL-4", f"there is no channel {action.target}"
+        elif reason := _wrong_end(book, readers, step, action, channel):
+            yield "PL-1", reason
+    elif action.verb is Verb.RUN:
         node = plan.node.get(action.target)
         if node is None:
             yield "PL-4", f"there is no node {action.target}"
@@ -120,12 +129,6 @@ def _wrongs(
             yield "PL-1", f"{step[0]} is no party of collective {collective.id}"
         elif book.colls.setdefault((collective.id, step[0]), step) != step:
             yield "PL-1", f"collective {collective.id} is done twice in a round"
-    elif action.verb is not Verb.FREE:
-        channel = plan.channel.get(action.target)
-        if channel is None:
-            yield "PL-4", f"there is no channel {action.target}"
-        else:
-            yield from (("PL-1", reason) for reason in _wrong_ends(book, readers, step, action, channel))
 
 
 def _blocks(plan: Plan, action: Action) -> bool:
@@ -133,21 +136,22 @@ def _blocks(plan: Plan, action: Action) -> bool:
     return spec is not None and spec.transport.blocks
 
 
-def _wrong_ends(
+def _wrong_end(
     book: Book, readers: set[tuple[str, str]], step: Step, action: Action, channel: ChannelSpec
-) -> Iterator[str]:
+) -> str | None:
     actor = step[0]
-    put, take = (Verb.SEND, Verb.RECV) if channel.is_ordered else (Verb.WRITE, Verb.READ)
-    if action.verb not in (put, take):
-        yield f"channel {channel.id} is {channel.transport}: its verbs are {put} and {take}"
-    elif action.verb is put and actor != channel.writer:
-        yield f"the writer of channel {channel.id} is {channel.writer}"
-    elif action.verb is take and (channel.id, actor) not in readers:
-        yield f"{actor} is no reader of channel {channel.id}"
-    elif action.verb is put and book.puts.setdefault(channel.id, step) != step:
-        yield f"channel {channel.id} has a second {put} in the same round"
-    elif action.verb is take and book.takes.setdefault((channel.id, actor), step) != step:
-        yield f"channel {channel.id} has a second {take} in the same round"
+    put, take = _ORDERED_ENDS if channel.is_ordered else _OTHER_ENDS
+    if action.verb is put:
+        if actor != channel.writer:
+            return f"the writer of channel {channel.id} is {channel.writer}"
+        is_second = book.puts.setdefault(channel.id, step) != step
+    elif action.verb is take:
+        if (channel.id, actor) not in readers:
+            return f"{actor} is no reader of channel {channel.id}"
+        is_second = book.takes.setdefault((channel.id, actor), step) != step
+    else:
+        return f"channel {channel.id} is {channel.transport}: its verbs are {put} and {take}"
+    return f"channel {channel.id} has a second {action.verb} in the same round" if is_second else None
 
 
 def _check_communicators(plan: Plan, book: Book) -> Iterator[Fault]:

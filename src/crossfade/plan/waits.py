@@ -10,7 +10,7 @@ cycle has only edges of lag 0, and one topological sort finds it.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 
@@ -45,10 +45,12 @@ class Waits:
         heights, last = self._heights()
         if last:
             return _walk_back(next(iter(last)), last)
+        tight = [(a, b) for a, b, lag in self.edges if heights[a] + lag == heights[b]]
+        if _all_happen(len(heights), tight):
+            return []
         sorter: TopologicalSorter[int] = TopologicalSorter()
-        for a, b, lag in self.edges:
-            if heights[a] + lag == heights[b]:
-                sorter.add(b, a)
+        for a, b in tight:
+            sorter.add(b, a)
         try:
             sorter.prepare()
         except CycleError as error:
@@ -89,6 +91,22 @@ class Waits:
                         queued.add(b)
                         queue.append(b)
         return heights, {}
+
+
+def _all_happen(num_events: int, edges: Sequence[tuple[int, int]]) -> bool:
+    """Whether all events happen, where b of each edge (a, b) waits for a. A `TopologicalSorter` takes three times as long."""
+    num_before = [0] * num_events
+    after: list[list[int]] = [[] for _ in range(num_events)]
+    for a, b in edges:
+        after[a].append(b)
+        num_before[b] += 1
+    happened = [event for event, num in enumerate(num_before) if not num]
+    for event in happened:  # which grows
+        for b in after[event]:
+            num_before[b] -= 1
+            if not num_before[b]:
+                happened.append(b)
+    return len(happened) == num_events
 
 
 def _find_on_cycle(before: Mapping[int, int]) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Sequence
 
 from crossfade.plan.actions import Action, Verb
 from crossfade.plan.plan import ChannelSpec, InputSpec
@@ -31,16 +31,24 @@ def ring_depth(transport: Transport, max_inflight: int) -> int:
 def add_channels(draft: Draft, gpus: Gpus, *, buffer_bytes: int) -> Draft:
     """One channel for each value and way, with every party that needs the value that way as a reader."""
     ways: dict[str, dict[Way, dict[str, None]]] = {}
+    chosen: dict[tuple[object, ...], Way] = {}  # by what is asked for, and from whom to whom
     needs = [(value, node.actor) for node in draft.nodes for value in node.inputs]
     needs += [(value, DRIVER) for value in draft.outputs]
     for value, reader in needs:
         maker = draft.maker[value]
         if reader != maker:
-            way = choose(draft.wish(value, reader), maker, reader, gpus, size_bytes=buffer_bytes)
-            ways.setdefault(value, {}).setdefault(way, {})[reader] = None
-    for value in draft.maker:  # the order in which the values are made
-        for index, (way, names) in enumerate(_merged(ways.get(value, {}), gpus).items()):
-            draft.channels.append(_channel(draft, value, way, tuple(names), index > 0, buffer_bytes))
+            wish = draft.wish(value, reader)
+            asked = wish.transport, wish.device, wish.communicator, maker, reader
+            if asked not in chosen:
+                chosen[asked] = choose(wish, maker, reader, gpus, size_bytes=buffer_bytes)
+            ways.setdefault(value, {}).setdefault(chosen[asked], {})[reader] = None
+    moves = [
+        (value, way, tuple(names), index > 0)
+        for value in draft.maker  # the order in which the values are made
+        for index, (way, names) in enumerate(_merged(ways.get(value, {}), gpus).items())
+    ]
+    turns = _turns(draft, moves)
+    draft.channels += [_channel(draft, *move, buffer_bytes, turns.get(place, 0)) for place, move in enumerate(moves)]
     return draft
 
 
@@ -48,6 +56,8 @@ def _merged(ways: dict[Way, dict[str, None]], gpus: Gpus) -> dict[Way, dict[str,
     """Readers without a GPU share a ring with those that have one and want the tensors elsewhere than by default: the value is
     written once, and the wish is nothing to them.
     """
+    if len(ways) < 2:
+        return ways
     plain = Way(Transport.SHM)
     others = [way for way in ways if way.transport is Transport.SHM and way != plain]
     if plain not in ways or not others or any(gpus.of.get(reader) for reader in ways[plain]):
@@ -57,7 +67,7 @@ def _merged(ways: dict[Way, dict[str, None]], gpus: Gpus) -> dict[Way, dict[str,
 
 
 def _channel(
-    draft: Draft, value: str, way: Way, readers: tuple[str, ...], is_second: bool, buffer_bytes: int
+    draft: Draft, value: str, way: Way, readers: tuple[str, ...], is_second: bool, buffer_bytes: int, turn: int = 0
 ) -> ChannelSpec:
     where = "" if way.device is TargetDevice.DEFAULT else f"-{way.device}"
     where += f"-{way.reader or way.host}" if way.reader or way.host else ""
@@ -74,12 +84,13 @@ def _channel(
         buffer_bytes=buffer_bytes if has_own_slots else 0,
         device=way.device,
         slots=DEVICE_SLOTS if way.transport is Transport.COPY else 0,
+        turn=turn,
         communicator=way.communicator,
     )
 
 
-def order_turns(draft: Draft) -> Draft:
-    """Gives each copy channel its turn: among what comes to a reader that way, the place of its first use.
+def _turns(draft: Draft, moves: Sequence[tuple[str, Way, tuple[str, ...], bool]]) -> dict[int, int]:
+    """The turn of each copy channel, by its place: among what comes to a reader that way, the place of its first use.
 
     Copies to one reader share its link, and the value that is needed first should come first. A channel with several readers has
     the lowest of its turns. What a writer makes at one step it pushes in that order.
@@ -90,15 +101,16 @@ def order_turns(draft: Draft) -> Draft:
         for value in node.inputs:
             seen.setdefault(value, len(seen))
     num_before: Counter[str] = Counter()
-    copies = [(index, spec) for index, spec in enumerate(draft.channels) if spec.transport is Transport.COPY]
-    uses = [(steps[reader][spec.value], reader, index) for index, spec in copies for reader in spec.readers]
+    uses = [
+        (steps[reader][value], reader, place)
+        for place, (value, way, readers, _) in enumerate(moves)
+        for reader in (readers if way.transport is Transport.COPY else ())
+    ]
     turns: dict[int, int] = {}
-    for _, reader, index in sorted(uses):
-        turns[index] = min(turns.get(index, num_before[reader]), num_before[reader])
+    for _, reader, place in sorted(uses):
+        turns[place] = min(turns.get(place, num_before[reader]), num_before[reader])
         num_before[reader] += 1
-    for index, turn in turns.items():
-        draft.channels[index] = replace(draft.channels[index], turn=turn)
-    return draft
+    return turns
 
 
 def add_start_signal(draft: Draft) -> Draft:

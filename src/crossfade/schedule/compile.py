@@ -9,7 +9,7 @@ from crossfade.plan.actions import Verb
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 from crossfade.plan.validate import find_fault, validate
-from crossfade.schedule.channels import add_channels, add_start_signal, order_turns
+from crossfade.schedule.channels import add_channels, add_start_signal
 from crossfade.schedule.collectives import start_collectives
 from crossfade.schedule.draft import Draft
 from crossfade.schedule.lower import lower
@@ -35,7 +35,6 @@ def compile_plan(
     gpus = Gpus(graph.devices, topology, uuids or {}, hosts or {}, is_described)
     draft = lower(graph, gpus, max_inflight=max_inflight)
     draft = add_channels(draft, gpus, buffer_bytes=buffer_bytes)
-    draft = order_turns(draft)
     draft = add_messages(draft)
     if overlap:
         draft = start_collectives(draft)

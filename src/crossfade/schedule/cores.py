@@ -6,8 +6,8 @@ for such work seldom. Work that *roams* (many short stretches, each of which sta
 taken over at once.
 
 Each core has a virtual clock that runs at its rate, so that a piece of work of w microseconds ends when that clock has gone
-on by w, whoever comes and goes meanwhile. A change costs O(log n), however many cores and hosts there are; only where a core takes
-work over, it looks at those of its host that have several pieces.
+on by w, whoever comes and goes meanwhile. A change costs O(log n), however many cores and hosts there are; only where all cores of
+a host have work, or one takes work over, it looks at them all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Work:
     roams: bool  # whether an idle core takes it over at once
     core: _Core  # where it is
     end: float = 0.0  # on the core's virtual clock
-    version: int = 0  # how often ``end`` was set; an entry of a heap with another version is out of date
+    version: int = 0  # how often ``end`` changed; an entry of a heap with another version is out of date
 
 
 @dataclass(slots=True, eq=False)
@@ -41,11 +41,7 @@ class _Core:
     ends: list[tuple[float, int, int, Work]] = field(default_factory=list)  # a heap of (end, number, version, work)
     version: int = 0  # how often it changed; an entry of a heap with another version is out of date
     slowness: float = 0.0  # of a lane: how many times as long each piece takes as alone
-
-    @property
-    def num_sharing(self) -> float:
-        """By how much the virtual clock is slower than the real one."""
-        return self.slowness or max(1, len(self.works))
+    num_sharing: float = 1.0  # by how much the virtual clock is slower than the real one
 
     def catch_up(self, now_us: float) -> None:
         """Brings the virtual clock to the real one."""
@@ -53,16 +49,10 @@ class _Core:
         self.at_us = now_us
 
     def next_end_us(self) -> float:
-        """When the next piece of work ends if nothing changes before; infinity when there is none."""
-        while self.ends and not self._is_current(self.ends[0]):
+        """When the next piece of work ends if nothing changes before; there is one."""
+        while self.ends[0][2] != self.ends[0][3].version:
             heapq.heappop(self.ends)
-        if not self.ends:
-            return math.inf
         return self.at_us + max(0.0, self.ends[0][0] - self.clock) * self.num_sharing
-
-    def _is_current(self, entry: tuple[float, int, int, Work]) -> bool:
-        work = entry[3]
-        return work.core is self and work in self.works and work.version == entry[2]
 
 
 Lane = _Core
@@ -72,16 +62,21 @@ Lane = _Core
 @dataclass(slots=True, eq=False)
 class _Host:
     num_cores: int
-    num_used: int = 0  # how many of them have ever had work
-    loads: list[tuple[int, int, int, _Core]] = field(default_factory=list)  # a heap of (pieces, number, version, core)
+    cores: dict[int, _Core] = field(default_factory=dict)  # those that have ever had work, by number
     idle: dict[_Core, None] = field(default_factory=dict)  # those without work, in the order in which they became so
+    idle_numbers: list[int] = field(default_factory=list)  # a heap of theirs, and of some that have work again
     crowded: dict[_Core, None] = field(default_factory=dict)  # those with several pieces
 
     def least_loaded(self) -> _Core | None:
-        """Of the cores that have ever had work, the one that has least now."""
-        while self.loads and self.loads[0][2] != self.loads[0][3].version:
-            heapq.heappop(self.loads)
-        return self.loads[0][3] if self.loads else None
+        """Of the cores that have ever had work, the one that has least now; none where there is another core that had none yet."""
+        while self.idle_numbers:
+            core = self.cores[self.idle_numbers[0]]
+            if not core.works:
+                return core
+            heapq.heappop(self.idle_numbers)
+        if len(self.cores) < self.num_cores:
+            return None
+        return min(self.cores.values(), key=lambda core: (len(core.works), core.number))
 
 
 @dataclass(slots=True)
@@ -102,7 +97,8 @@ class Cores:
         self, work_us: float, done: Callable[[], None], factor: float = 1.0, *, roams: bool = False, host: int = 0
     ) -> Work:
         """Starts a piece of work that takes ``work_us * factor`` on a core of its own."""
-        work = Work(done, factor, roams, self._core_for_work(host))
+        on = self._hosts.get(host) or self._new_host(host)
+        work = Work(done, factor, roams, on.least_loaded() or self._new_core(on))
         self._add(work, work_us * factor)
         return work
 
@@ -132,9 +128,12 @@ class Cores:
 
     def next_end_us(self) -> float:
         """When work ends, or goes to another core, if nothing changes before; infinity when neither will be."""
-        while self._next and not self._is_current(self._next[0]):
+        while self._next:
+            time_us, _, version, core = self._next[0]
+            if version == core.version and (core.works or core.host.crowded):
+                return time_us
             heapq.heappop(self._next)
-        return self._next[0][0] if self._next else math.inf
+        return math.inf
 
     def advance(self, to_us: float) -> None:
         """Moves the clock, at most to ``next_end_us``."""
@@ -151,38 +150,43 @@ class Cores:
         work = heapq.heappop(core.ends)[3]
         core.clock = max(core.clock, work.end)
         self._remove(work)
+        crowded = core.host.crowded
+        if crowded and not core.works and any(other.roams for each in crowded for other in each.works):
+            self._take_over(core)
         work.done()
 
-    def _is_current(self, entry: tuple[float, int, int, _Core]) -> bool:
-        core = entry[3]
-        return core.version == entry[2] and (bool(core.works) or bool(core.host.crowded))
+    def _new_host(self, number: int) -> _Host:
+        host = self._hosts[number] = _Host(self.of_hosts[number] if self.of_hosts else self.num_cores)
+        return host
 
-    def _core_for_work(self, host_number: int) -> _Core:
-        host = self._hosts.get(host_number)
-        if host is None:
-            num_cores = self.of_hosts[host_number] if self.of_hosts else self.num_cores
-            host = self._hosts[host_number] = _Host(num_cores)
-        core = host.least_loaded()
-        if core is None or (core.works and host.num_used < host.num_cores):
-            core = _Core(self._num_cores_used, host, at_us=self.now_us)
-            host.num_used += 1
-            self._num_cores_used += 1
+    def _new_core(self, host: _Host) -> _Core:
+        core = host.cores[self._num_cores_used] = _Core(self._num_cores_used, host, at_us=self.now_us)
+        self._num_cores_used += 1
         return core
 
     def _add(self, work: Work, rest: float) -> None:
-        work.core.catch_up(self.now_us)
-        work.core.works[work] = None
+        core, host = work.core, work.core.host
+        core.catch_up(self.now_us)
+        core.works[work] = None
+        if len(core.works) == 1:
+            host.idle.pop(core, None)
+        elif not core.slowness:
+            host.crowded[core] = None
         self._push(work, rest)
-        self._changed(work.core)
+        self._changed(core)
 
     def _remove(self, work: Work) -> None:
-        core = work.core
+        """Its core's clock is at the real one."""
+        core, host = work.core, work.core.host
         del core.works[work]
-        if not core.works:
+        work.version += 1
+        if not core.works and not core.slowness:
             core.idle_since_us = self.now_us
+            host.idle[core] = None
+            heapq.heappush(host.idle_numbers, core.number)
+        elif len(core.works) == 1:
+            host.crowded.pop(core, None)
         self._changed(core)
-        if not core.works and any(other.roams for each in core.host.crowded for other in each.works):
-            self._take_over(core)
 
     def _take_over(self, core: _Core) -> None:
         """An idle core gets work from the most crowded one of its host: what roams, else what came last."""
@@ -192,8 +196,7 @@ class Cores:
         work = next((work for work in crowded.works if work.roams), next(reversed(crowded.works)))
         crowded.catch_up(self.now_us)
         rest = work.end - crowded.clock
-        del crowded.works[work]
-        self._changed(crowded)
+        self._remove(work)
         work.core = core
         self._add(work, rest)
 
@@ -204,21 +207,12 @@ class Cores:
         heapq.heappush(work.core.ends, (work.end, self.num_events, work.version, work))
 
     def _changed(self, core: _Core) -> None:
-        """Enters anew what a core has, and when something happens on it next."""
-        host = core.host
+        """Enters anew when something happens on a core next."""
         core.version += 1
-        if core.slowness:
-            if core.works:
-                heapq.heappush(self._next, (core.next_end_us(), core.number, core.version, core))
-            return
-        heapq.heappush(host.loads, (len(core.works), core.number, core.version, core))
-        for members, belongs in ((host.idle, not core.works), (host.crowded, len(core.works) > 1)):
-            if belongs:
-                members[core] = None
-            else:
-                members.pop(core, None)
+        core.num_sharing = core.slowness or len(core.works) or 1
         if core.works:
             heapq.heappush(self._next, (core.next_end_us(), core.number, core.version, core))
+        host = core.host
         if host.crowded and host.idle:
             self._enter_take_over(next(iter(host.idle)))
 

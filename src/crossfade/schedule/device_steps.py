@@ -40,7 +40,7 @@ from crossfade.schedule.transports import gpu_pairs
 from crossfade.schedule.workload import Workload
 from crossfade.types import TargetDevice, Transport
 
-_THROUGH_HOSTS = (Transport.SHM, Transport.TCP)
+_THROUGH_HOSTS = frozenset({Transport.SHM, Transport.TCP})
 
 Before: TypeAlias = Mapping[tuple[str, str], str]
 """The predecessor of a channel at a reader."""
@@ -48,8 +48,9 @@ Before: TypeAlias = Mapping[tuple[str, str], str]
 
 def is_pushed(plan: Plan, channel: ChannelSpec) -> bool:
     """Whether a channel's values go from GPU to GPU."""
-    return channel.transport.moves_device_memory and all(
-        plan.devices.get(party) for party in (channel.writer, *channel.readers)
+    has_gpus = plan.devices.get
+    return (
+        channel.transport.moves_device_memory and bool(has_gpus(channel.writer)) and all(map(has_gpus, channel.readers))
     )
 
 
@@ -102,11 +103,11 @@ def push_of(plan: Plan, workload: Workload, channel: ChannelSpec, reader: str) -
 
 def holds(plan: Plan, workload: Workload, costs: CostModel, channel: ChannelSpec, before: Before) -> tuple[Need, ...]:
     """For which writes of others the host of a channel's writer holds its own, and how long."""
-    if workload.size_bytes(channel.value) < LARGE_BYTES:
+    others = [other for reader in channel.readers if (other := before.get((channel.id, reader)))]
+    if not others or workload.size_bytes(channel.value) < LARGE_BYTES:
         return ()
-    others = [(reader, before.get((channel.id, reader))) for reader in channel.readers]
     patience_us = max(push_time_us(costs, push_of(plan, workload, channel, reader)) for reader in channel.readers)
-    return tuple(Need(f"written {other}", is_hop=True, patience_us=patience_us) for _, other in others if other)
+    return tuple(Need(f"written {other}", is_hop=True, patience_us=patience_us) for other in others)
 
 
 def device_steps(
@@ -123,8 +124,8 @@ def device_steps(
         for stream, step in enqueuer.steps(action):
             spec = step.collective
             which = "" if spec is None else f" of {', '.join(spec.group)} by {spec.transport}"
-            streams.setdefault((str(stream), which), []).append(step)
-    return {stream: tuple(steps) for stream, steps in streams.items()}
+            streams.setdefault((stream, which), []).append(step)
+    return {(str(stream), which): tuple(steps) for (stream, which), steps in streams.items()}
 
 
 class _Enqueuer:

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias, TypeGuard
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 from crossfade.schedule import links
 from crossfade.schedule.cores import Cores, Lane, Work
@@ -29,16 +29,14 @@ _MANY = 1 << 30
 _BESIDE = "gemm"
 
 
-@dataclass(frozen=True, slots=True)
-class Kernels:
+class Kernels(NamedTuple):
     """What a method does on its actor's GPUs."""
 
     gpus: tuple[int, ...]  # their indices; none for a copy to the host, which nothing slows down
     time_us: float  # how long it takes alone
 
 
-@dataclass(frozen=True, slots=True)
-class Push:
+class Push(NamedTuple):
     """A transfer from one GPU to another."""
 
     transport: Transport  # by which means
@@ -91,6 +89,16 @@ def push_time_us(costs: CostModel, push: Push) -> float:
     return costs.push_time_us(push.transport, push.size_bytes, is_within=push.source == push.target)
 
 
+class _Way(NamedTuple):
+    """Where work is, and how long it takes alone."""
+
+    gpus: tuple[int, ...]  # those that it uses
+    pairs: tuple[tuple[Port, Port], ...]  # where it leaves and arrives, for a move
+    time_us: float
+    latency_us: float = 0.0  # what a transfer between hosts takes before that, and others do not slow down
+    link: str = ""  # what a transfer goes through, in words
+
+
 @dataclass(slots=True, eq=False)
 class _Running:
     """Work that has begun, with what slows it down."""
@@ -134,6 +142,7 @@ class GpuClock:
         self._num_out: Counter[Port] = Counter()
         self._num_in: Counter[Port] = Counter()
         self._slowdowns: dict[Transport, Slowdown] = {}
+        self._ways: dict[Push, _Way] = {}
 
     @property
     def num_events(self) -> int:
@@ -159,11 +168,11 @@ class GpuClock:
         if isinstance(what, Flow):
             self._flow(what, done)
             return
-        latency_us = self._latency_us(what)
-        if latency_us:
-            self._works.start(latency_us, partial(self._begin, what, done))
+        way = self._way_of(what) if isinstance(what, Push) else self._new_way(what)
+        if way.latency_us:
+            self._works.start(way.latency_us, partial(self._begin, what, way, done))
         else:
-            self._begin(what, done)
+            self._begin(what, way, done)
 
     def _flow(self, flow: Flow, done: Callable[[], None]) -> None:
         """Starts what needs no GPU. However many values are on a wire, a change looks at the wire as a whole."""
@@ -202,33 +211,42 @@ class GpuClock:
 
     def link_of(self, push: Push) -> str:
         """What a transfer goes through, in words: the two GPUs, or between hosts their NICs."""
-        out, into = self._ports((push.source, push.target))
+        return self._way_of(push).link
+
+    def _link(self, out: Port, into: Port) -> str:
         if isinstance(out, str) or isinstance(into, str):
             return link_name(str(out), str(into))
         names = self._costs.topology.cluster.gpu_names if self._costs.topology.hosts else []
         known = [names[gpu] if gpu < len(names) else f"GPU {gpu}" for gpu in (out, into)]
         return link_name(*known)
 
-    def _latency_us(self, what: Kernels | Push | Exchange) -> float:
-        """What a transfer between hosts takes before its bytes move, and others do not slow down."""
-        if isinstance(what, Push) and self._ports((what.source, what.target)) != (what.source, what.target):
-            return push_time_us(self._costs, replace(what, size_bytes=0))
-        return 0.0
+    def _way_of(self, push: Push) -> _Way:
+        """Many values go the same way."""
+        way = self._ways.get(push)
+        if way is None:
+            way = self._ways[push] = self._new_way(push)
+        return way
 
-    def _begin(self, what: Kernels | Push | Exchange, done: Callable[[], None]) -> None:
-        alone_us = push_time_us(self._costs, what) - self._latency_us(what) if isinstance(what, Push) else what.time_us
-        self._num_started += 1
-        running = _Running(what, self._num_started, *self._uses(what))
-        running.work = self._works.start(max(0.0, alone_us), partial(self._ended, running, done))
-        self._enter(running)
-        self._update(running)
-
-    def _uses(self, what: Kernels | Push | Exchange) -> tuple[tuple[int, ...], tuple[tuple[Port, Port], ...]]:
-        """The GPUs that it is on, and between which ports it moves."""
+    def _new_way(self, what: Kernels | Push | Exchange) -> _Way:
         if isinstance(what, Kernels):
-            return what.gpus, ()
+            return _Way(what.gpus, (), what.time_us)
         gpus = tuple(dict.fromkeys(gpu for pair in what.pairs for gpu in pair))
-        return gpus, tuple(self._ports(pair) for pair in what.pairs)
+        pairs = tuple(self._ports(pair) for pair in what.pairs)
+        if not isinstance(what, Push):
+            return _Way(gpus, pairs, what.time_us)
+        is_between_hosts = pairs != tuple(what.pairs)
+        latency_us = push_time_us(self._costs, what._replace(size_bytes=0)) if is_between_hosts else 0.0
+        time_us = max(0.0, push_time_us(self._costs, what) - latency_us)
+        return _Way(gpus, pairs, time_us, latency_us, self._link(*pairs[0]))
+
+    def _begin(self, what: Kernels | Push | Exchange, way: _Way, done: Callable[[], None]) -> None:
+        self._num_started += 1
+        running = _Running(what, self._num_started, way.gpus, way.pairs)
+        self._enter(running)
+        if running.pairs:
+            running.crowding = self._crowding(running)
+        running.work = self._works.start(way.time_us, partial(self._ended, running, done), self._factor(running))
+        self._update(running)
 
     def _ports(self, pair: tuple[int, int]) -> tuple[Port, Port]:
         """Where a transfer leaves and arrives: the GPUs themselves, or between hosts their NICs."""
@@ -272,21 +290,24 @@ class GpuClock:
         done()
 
     def _update(self, changed: _Running) -> None:
-        """Gives all that is beside what has begun or ended its factor, itself included."""
+        """Gives all that is beside what has begun or ended its factor."""
         near: dict[_Running, None] = {}
         for gpu in changed.gpus:
             near |= self._kernels[gpu]
             near |= self._moves[gpu]
-        crowded: dict[_Running, None] = {}
-        for pair in changed.pairs:
-            for port in pair:
-                crowded |= self._at_ports[port]
-        for running in crowded:
-            running.crowding = self._crowding(running)
-        for running in sorted({**near, **crowded}, key=_number):
+        if changed.pairs:
+            crowded: dict[_Running, None] = {}
+            for pair in changed.pairs:
+                for port in pair:
+                    crowded |= self._at_ports[port]
+            for running in crowded:
+                running.crowding = self._crowding(running)
+            near |= crowded
+        near.pop(changed, None)
+        for running in sorted(near, key=_number):
             self._slow_down(running)
-        with_wires = dict.fromkeys(port for pair in changed.pairs for port in pair if self._wires_at.get(port))
-        self._update_ports(with_wires)
+        if self._wires:
+            self._update_ports(port for pair in changed.pairs for port in pair if self._wires_at.get(port))
 
     def _slow_down(self, running: _Running) -> None:
         assert running.work is not None, "it has begun"
@@ -294,13 +315,16 @@ class GpuClock:
 
     def _factor(self, running: _Running) -> float:
         what = running.what
-        if isinstance(what, Kernels):
-            sharing = max((len(self._kernels[gpu]) for gpu in running.gpus), default=1)
-            beside = {move.what.transport for gpu in running.gpus for move in self._moves[gpu] if _moves(move.what)}
-            slowdowns = (self._slowdown(transport).compute for transport in beside)
-            return sharing * max(slowdowns, default=1.0)
-        slowdown = self._slowdown(what.transport).transfer if running.num_kernels else 1.0
-        return running.crowding * slowdown
+        if not isinstance(what, Kernels):
+            slowdown = self._slowdown(what.transport).transfer if running.num_kernels else 1.0
+            return running.crowding * slowdown
+        factor, most = 1, 1.0
+        for gpu in running.gpus:
+            factor = max(factor, len(self._kernels[gpu]))
+            for move in self._moves[gpu]:
+                if _moves(move.what):
+                    most = max(most, self._slowdown(move.what.transport).compute)
+        return factor * most
 
     def _slowdown(self, transport: Transport) -> Slowdown:
         if transport not in self._slowdowns:

@@ -50,18 +50,18 @@ def _add_input(draft: Draft, value_of: dict[Node, str], value: str, part: InputN
 
 def _add_node(draft: Draft, value_of: dict[Node, str], node_id: str, node: MethodNode) -> None:
     actor = node.actor.id
-    outputs = [(node_id, node)] if node.num_returns == 1 else [(f"{node_id}.{o.index}", o) for o in node.outputs]
-    for value, output in outputs:
+    outputs = tuple([f"{node_id}.{output.index}" for output in node.outputs]) or (node_id,)
+    for value, output in zip(outputs, node.outputs or (node,), strict=True):
         value_of[output] = value
         draft.maker[value] = actor
         _add_wishes(draft, value, node, output)
-    inputs = tuple(value_of[source] for source in node.inputs)
+    inputs = tuple([value_of[source] for source in node.inputs])
     holes = {source: Hole(index) for index, source in enumerate(node.inputs)}
 
     def of_leaf(leaf: Any) -> Any:
         return holes[leaf] if isinstance(leaf, Node) else leaf
 
-    draft.nodes.append(NodeSpec(node_id, actor, node.method, inputs, tuple(value for value, _ in outputs)))
+    draft.nodes.append(NodeSpec(node_id, actor, node.method, inputs, outputs))
     draft.calls[node_id] = Call(snapshot(node.args, of_leaf), snapshot(node.kwargs, of_leaf))
     draft.programs.setdefault(actor, []).append(Action(Verb.RUN, node_id))
 
@@ -100,10 +100,13 @@ def _add_collective(
 
 def _add_wishes(draft: Draft, value: str, *nodes: Node) -> None:
     """How the value should move: what the last of the nodes asks for, else what the one before does."""
-    transport = next((n._transport for n in reversed(nodes) if n._transport != Transport.AUTO), Transport.AUTO)
-    devices = (n._target_device for n in reversed(nodes) if n._target_device is not TargetDevice.DEFAULT)
-    draft.wishes[value] = _wish(draft, nodes[-1], transport, next(devices, TargetDevice.DEFAULT))
-    if any(node._static_shape for node in nodes):
+    transport: str | Communicator = Transport.AUTO
+    device = default = TargetDevice.DEFAULT
+    for node in nodes:
+        transport = transport if node._transport == "auto" else node._transport
+        device = device if node._target_device is default else node._target_device
+    draft.wishes[value] = _wish(draft, nodes[-1], transport, device)
+    if any([node._static_shape for node in nodes]):
         draft.static.append(value)
     for node in nodes:
         for reader, asked in node._transport_to.items():
@@ -112,8 +115,8 @@ def _add_wishes(draft: Draft, value: str, *nodes: Node) -> None:
 
 
 def _wish(draft: Draft, node: Node, asked: str | Communicator, device: TargetDevice) -> Wish:
-    if isinstance(node, InputNode | InputPart) and isinstance(asked, Communicator):
-        asked = Transport.AUTO  # the driver is in no group; its values go by shm
-    if isinstance(asked, Communicator):
-        return Wish(node, Transport.COMMUNICATOR, device, draft.enter(asked))
-    return Wish(node, asked, device)
+    if isinstance(asked, str):
+        return Wish(node, asked, device)
+    if isinstance(node, InputNode | InputPart):
+        return Wish(node, Transport.AUTO, device)  # the driver is in no group; its values go by shm
+    return Wish(node, Transport.COMMUNICATOR, device, draft.enter(asked))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from crossfade.plan.actions import MAIN, RECV_STREAM, SEND_STREAM, Action, Verb
+from crossfade.plan.actions import CALLS, MAIN, PUTS, RECV_STREAM, SEND_STREAM, TAKES, Action, Verb
 from crossfade.plan.plan import ChannelSpec
 from crossfade.schedule.draft import Draft
 from crossfade.types import DRIVER, Transport
@@ -73,8 +73,8 @@ def _with_moves(
             here.add(value)
         program.append(action)
         here.update(outputs)
-        leaving = (spec for value in outputs for spec in outgoing[value])
-        for spec in sorted(leaving, key=_push_order):
+        leaving = [spec for value in outputs for spec in outgoing[value]]
+        for spec in sorted(leaving, key=_push_order) if len(leaving) > 1 else leaving:
             if spec.transport.blocks:
                 receive_before(places[spec.value])
             program.append(_move_out(spec))
@@ -116,6 +116,8 @@ def _order_receives(senders: dict[str, tuple[int, str]], program: list[Action]) 
     place: dict[str, int] = {}
     earliest: dict[str, int] = {}
     receives = [(index, action) for index, action in enumerate(program) if action.verb is Verb.RECV]
+    if not receives:
+        return program
     for index, action in sorted(receives, key=lambda item: senders[item[1].target], reverse=True):
         source = senders[action.target][1]
         place[action.target] = earliest[source] = min(index, earliest.get(source, index))
@@ -138,21 +140,25 @@ def add_frees(draft: Draft) -> Draft:
     """
     value_of = {spec.id: spec.value for spec in draft.channels}
     values = draft.values()
+    frees = {value: Action(Verb.FREE, value) for value in draft.maker}
     for party, actions in draft.programs.items():
         last: dict[str, int] = {}
         for index, action in enumerate(actions):
-            if action.verb in (Verb.RUN, Verb.COLL):
+            if action.verb in CALLS:
                 inputs, outputs = values[party][action.verb, action.target]
                 last.update(dict.fromkeys(inputs, index))
-                is_started = action.verb is Verb.COLL and action.stream != MAIN
+                is_started = action.stream != MAIN
                 # To free what is not there yet is to wait for it: at the end, if nobody uses it.
                 last.update(dict.fromkeys(outputs, len(actions) - 1 if is_started else index))
             elif party != DRIVER or action.verb is Verb.READ:
                 last[value_of[action.target]] = index
         ending: dict[int, list[Action]] = defaultdict(list)
         for value, index in last.items():
-            ending[_behind_writes(actions, index)].append(Action(Verb.FREE, value))
-        draft.programs[party] = [step for index, action in enumerate(actions) for step in (action, *ending[index])]
+            ending[_behind_writes(actions, index)].append(frees[value])
+        program = draft.programs[party] = []
+        for index, action in enumerate(actions):
+            program.append(action)
+            program += ending.get(index, ())
     return draft
 
 
@@ -170,23 +176,24 @@ def hoist_receives(draft: Draft) -> Draft:
     Only receives that transports carry out in the background move: reading shared memory is looking at it, and what a GPU pushes
     comes without being asked for.
     """
-    spare = {spec.id: spec.depth - 1 for spec in draft.channels if not spec.transport.blocks}
+    spare = {spec.id: spec.depth - 1 for spec in draft.channels if spec.is_ordered and not spec.transport.blocks}
     for party, actions in draft.programs.items():
-        receives = [action for action in actions if action.verb is Verb.RECV and action.target in spare]
-        ahead = min((spare[action.target] for action in receives), default=0)
-        others = [action for action in actions if not (action.verb is Verb.RECV and action.target in spare)]
-        started = [Action(Verb.RECV, action.target, RECV_STREAM, ahead) for action in receives]
-        draft.programs[party] = [*started, *others]
+        receives = [action.target for action in actions if action.target in spare and action.verb in TAKES]
+        if receives:
+            ahead = min(spare[target] for target in receives)
+            started = [Action(Verb.RECV, target, RECV_STREAM, ahead) for target in receives]
+            others = [action for action in actions if not (action.target in spare and action.verb in TAKES)]
+            draft.programs[party] = [*started, *others]
     return draft
 
 
 def trail_sends(draft: Draft) -> Draft:
     """Makes sends only start in the background, except those that block; the ring's slots limit how far they may trail."""
-    blocking = {spec.id for spec in draft.channels if spec.transport.blocks}
+    trailing = {spec.id for spec in draft.channels if spec.is_ordered and not spec.transport.blocks}
     for party, actions in draft.programs.items():
         draft.programs[party] = [
             Action(Verb.SEND, action.target, SEND_STREAM)
-            if action.verb is Verb.SEND and action.stream == MAIN and action.target not in blocking
+            if action.target in trailing and action.verb in PUTS and action.stream == MAIN
             else action
             for action in actions
         ]

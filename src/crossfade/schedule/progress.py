@@ -17,6 +17,8 @@ from crossfade.schedule.device_steps import is_posted_on_gpus
 from crossfade.schedule.strands import Need, Step, Strand
 from crossfade.types import Transport
 
+NO_STEP = Step("")
+"""Where a strand is before its first step."""
 SHOWN_STUCK = 8
 """How many of the stuck parties an error names."""
 
@@ -94,42 +96,6 @@ class Inboxes:
         return iter([(reader, inbox) for (reader, _, _), inbox in self._made.items()])
 
 
-@dataclass(slots=True, eq=False)
-class Cursor:
-    """Where one strand is."""
-
-    strand: Strand
-    round: int
-    index: int = 0  # the step of the round it is at
-    worked: bool = False  # whether the step's work is done, so that its ``then`` counts, no longer its ``needs``
-    need: int = 0  # the first need that is not known to be met
-    since_us: float = 0.0  # since when it is there
-    waits_for: str = ""  # the last need that blocked it here
-    patient_since_us: float = math.inf  # since when it looks at needs that it does not wait for without end
-    cause: Happening | None = None  # what was over last of all that it waited for
-    seen_us: float = 0.0  # when it saw that
-
-    @property
-    def step(self) -> Step:
-        """Where it is."""
-        return self.strand.steps[self.index]
-
-    @property
-    def execution(self) -> int:
-        """For which the step is done."""
-        return self.round + self.step.ahead
-
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        """What the step waits for now."""
-        return self.step.then if self.worked else self.step.needs
-
-    def settle(self, now_us: float, *, worked: bool) -> None:
-        """Starts to look at the needs before, or after, the step's work."""
-        self.worked, self.need, self.waits_for, self.since_us = worked, 0, "", now_us
-        self.patient_since_us = math.inf
-
-
 @dataclass(slots=True)
 class Process:
     """What one actor's process does at the moment: its thread's work, and transfers in the background.
@@ -144,6 +110,48 @@ class Process:
     lining_up: deque[Cursor] = field(default_factory=deque)
     compute: Work | None = None
     transfers: list[Transfer] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Cursor:
+    """Where one strand is."""
+
+    strand: Strand
+    process: Process  # whose thread goes through it
+    host: int  # the number of its actor's host
+    round: int
+    index: int = 0  # the step of the round it is at
+    step: Step = NO_STEP  # that step
+    execution: int = 0  # for which the step is done
+    needs: tuple[Need, ...] = ()  # what it waits for now: the step's ``needs``, or its ``then`` when its work is done
+    worked: bool = False  # whether the step's work is done
+    work_since_us: float = 0.0  # since when it is under way
+    need: int = 0  # the first need that is not known to be met
+    since_us: float = 0.0  # since when it is there
+    waits_for: str = ""  # the last need that blocked it here
+    patient_since_us: float = math.inf  # since when it looks at needs that it does not wait for without end
+    cause: Happening | None = None  # what was over last of all that it waited for
+    seen_us: float = 0.0  # when it saw that
+
+    def enter(self, num_executions: int, now_us: float) -> bool:
+        """Goes to the next step that has an execution to handle, from its index on, if there is one left."""
+        steps = self.strand.steps
+        while self.round < num_executions:
+            while self.index < len(steps):
+                self.step = step = steps[self.index]
+                self.execution = self.round + step.ahead
+                if 0 <= self.execution < num_executions:
+                    self.settle(now_us, worked=False)
+                    return True
+                self.index += 1
+            self.round, self.index = self.round + 1, 0
+        return False
+
+    def settle(self, now_us: float, *, worked: bool) -> None:
+        """Starts to look at the needs before, or after, the step's work."""
+        self.needs = self.step.then if worked else self.step.needs
+        self.worked, self.need, self.waits_for, self.since_us = worked, 0, "", now_us
+        self.patient_since_us = math.inf
 
 
 def check_that_all_is_done(cursors: Sequence[Cursor], inboxes: Inboxes, num_executions: int) -> None:

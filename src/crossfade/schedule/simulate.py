@@ -85,8 +85,11 @@ class Simulation:
         self._gpus = GpuClock(costs)
         self._connections = Connections(self._hosts, self._gpus)
         strands = strands_of(plan, workload, costs, inflight, self._hosts)
-        self._cursors = [Cursor(each, each.first_round) for each in strands]
         self._processes: defaultdict[str, Process] = defaultdict(Process)
+        self._cursors = [
+            Cursor(each, self._processes[each.thread], self._hosts.index_of(each.actor), each.first_round)
+            for each in strands
+        ]
         self._inboxes = Inboxes(plan)
         self._meetings = Meetings(plan, self._cores, self._gpus, workload, costs, self._hosts, self._began, self._met)
         # when each fact became true, by its name and its execution, and what made it true.
@@ -106,8 +109,7 @@ class Simulation:
 
     def run(self) -> Timeline:
         """Runs to the end, once. Errors: see ``simulate``."""
-        for cursor in self._cursors:
-            self._enter(cursor)
+        self._ready.extend(cursor for cursor in self._cursors if cursor.enter(self._num_executions, 0.0))
         while True:
             while self._ready:
                 self._advance(self._ready.popleft())
@@ -137,39 +139,31 @@ class Simulation:
 
     # Strands: one step after another.
 
-    def _enter(self, cursor: Cursor) -> None:
-        """Goes to the next step that has an execution to handle, from the cursor's index on; if there is one left."""
-        last = self._num_executions
-        while cursor.round < last:
-            while cursor.index < len(cursor.strand.steps):
-                if 0 <= cursor.execution < last:
-                    cursor.settle(self._cores.now_us, worked=False)
-                    self._ready.append(cursor)
-                    return
-                cursor.index += 1
-            cursor.round, cursor.index = cursor.round + 1, 0
-
     def _advance(self, cursor: Cursor) -> None:
-        """Goes through what the step needs; works, or enters the next step, when all of it is there."""
-        needs = cursor.needs
-        while cursor.need < len(needs):
-            if self._must_wait(cursor, needs[cursor.need]):
+        """Goes through what the step needs, and then on to the next one's if its work is done; works when all of it is there."""
+        while True:
+            needs = cursor.needs
+            while cursor.need < len(needs):
+                if self._must_wait(cursor, needs[cursor.need]):
+                    return
+            if cursor.waits_for:
+                self._show_wait(cursor)
+            if not cursor.worked:
+                self._line_up(cursor)
                 return
-        self._show_wait(cursor)
-        if not cursor.worked:
-            self._line_up(cursor)
-        else:
             cursor.index += 1
-            self._enter(cursor)
+            if not cursor.enter(self._num_executions, self._cores.now_us):
+                return
 
     def _must_wait(self, cursor: Cursor, need: Need) -> bool:
         """Whether the cursor waits: for the fact, or until it is seen, from when on the need counts as met."""
-        now_us, costs = self._cores.now_us, self._costs
         key = (need.fact, cursor.execution + need.offset)
-        if key[1] < 0 or not self._counts(need, key[1]):
+        if key[1] < 0 or (need.only_if and not self._counts(need.only_if, key[1])):
             cursor.need += 1
             return False
-        if key not in self._facts:
+        now_us, costs = self._cores.now_us, self._costs
+        fact = self._facts.get(key)
+        if fact is None:
             cursor.waits_for = need.fact
             self._blocked[key].append(cursor)
             if need.patience_us < math.inf:
@@ -177,10 +171,10 @@ class Simulation:
                 self._alarm(cursor.patient_since_us + need.patience_us, partial(self._lose_patience, cursor, key))
             return True
         cursor.need += 1
-        fact = self._facts[key]
-        is_hop = need.is_hop and fact.where != cursor.strand.actor
-        seen_us = fact.end_us + (costs.hop_us if is_hop else 0.0) + need.latency_us
-        process = self._processes[cursor.strand.thread]
+        seen_us = fact.end_us + need.latency_us
+        if need.is_hop and fact.where != cursor.strand.actor:
+            seen_us += costs.hop_us
+        process = cursor.process
         if seen_us > now_us and process.at_work is None and seen_us - process.awake_us > costs.spin_us:
             process.woken_us = seen_us = seen_us + costs.wake_us
         seen_us = max(seen_us, process.woken_us)
@@ -197,11 +191,9 @@ class Simulation:
         self._num_alarms += 1
         heapq.heappush(self._alarms, (max(at_us, self._cores.now_us), self._num_alarms, action))
 
-    def _counts(self, need: Need, execution: int) -> bool:
-        """Whether a need is one: some are only where one fact became true before another."""
-        if not need.only_if:
-            return True
-        first, second = (self._facts.get((fact, execution)) for fact in need.only_if)
+    def _counts(self, only_if: tuple[str, str], execution: int) -> bool:
+        """Whether the first of two facts became true before the second."""
+        first, second = (self._facts.get((fact, execution)) for fact in only_if)
         return second is None or (first is not None and first.end_us <= second.end_us)
 
     def _lose_patience(self, cursor: Cursor, key: tuple[str, int]) -> None:
@@ -213,7 +205,7 @@ class Simulation:
 
     def _line_up(self, cursor: Cursor) -> None:
         """The step's work, when the actor's thread is free for it: the driver has two strands and one thread."""
-        process = self._processes[cursor.strand.thread]
+        process = cursor.process
         if process.at_work is None:
             self._work(process, cursor)
         else:
@@ -221,57 +213,59 @@ class Simulation:
 
     def _work(self, process: Process, cursor: Cursor) -> None:
         process.at_work = cursor
-        done = partial(self._worked, process, cursor, self._cores.now_us)
-        if cursor.step.device is not None:
-            self._gpus.start(cursor.step.device, self._cores.now_us, done)
-            return
-        if cursor.strand.is_on_gpu:
-            done()
-            return
-        computes = cursor.step.kind == "compute"
-        factor = self._costs.slowdown.compute if computes and process.transfers else 1.0
-        host = self._hosts.index_of(cursor.strand.actor)
-        work = self._cores.start(cursor.step.work_us, done, factor, host=host)
-        if computes:
-            process.compute = work
-            self._update_transfers(process)
-
-    def _worked(self, process: Process, cursor: Cursor, start_us: float) -> None:
-        step, execution = cursor.step, cursor.execution
-        if step.kind is not None:
-            self._show(cursor.strand.actor, cursor.strand.stream, step.label, step.what, step.kind, execution, start_us)
-        if isinstance(step.device, Push):
-            self._over(self._gpus.link_of(step.device), LINK, start_us, cursor.cause)
+        step, cursor.work_since_us = cursor.step, self._cores.now_us
+        if step.device is not None:
+            self._gpus.start(step.device, cursor.work_since_us, partial(self._worked, process, cursor))
+        elif cursor.strand.is_on_gpu:
+            self._worked(process, cursor)
         else:
-            self._over(cursor.strand.actor, step.kind or "", start_us, cursor.cause)
-        cursor.cause, cursor.seen_us = self._trail.now_over, self._cores.now_us
-        process.at_work, process.awake_us = None, self._cores.now_us
+            computes = step.kind == "compute"
+            factor = self._costs.slowdown.compute if computes and process.transfers else 1.0
+            done = partial(self._worked, process, cursor)
+            work = self._cores.start(step.work_us, done, factor, host=cursor.host)
+            if computes:
+                process.compute = work
+                self._update_transfers(process)
+
+    def _worked(self, process: Process, cursor: Cursor) -> None:
+        step, execution, now_us = cursor.step, cursor.execution, self._cores.now_us
+        strand, start_us = cursor.strand, cursor.work_since_us
+        if step.kind is not None:
+            self._show(strand.actor, strand.stream, step.label, step.what, step.kind, execution, start_us)
+        if isinstance(step.device, Push):
+            over = self._trail.add(self._gpus.link_of(step.device), LINK, start_us, now_us, cursor.cause)
+        else:
+            over = self._trail.add(strand.actor, step.kind or "", start_us, now_us, cursor.cause)
+        cursor.cause, cursor.seen_us = over, now_us
+        process.at_work, process.awake_us = None, now_us
         if process.compute is not None:
             process.compute = None
             self._update_transfers(process)
         if step.fact:
             self._happened(step.fact, execution)
         if step.transfer is not None:
-            self._start_end(step.transfer, cursor.strand.actor, execution)
-        if step.collective is not None and step.is_only_started:
-            if self._meetings.is_started_by_all(step.collective, execution):
-                self._happened(f"started {step.collective.id}", execution)
-        elif step.collective is not None:
-            self._meetings.join(step.collective, execution, cursor.strand.actor)
-        cursor.settle(self._cores.now_us, worked=True)
+            self._start_end(step.transfer, strand.actor, execution)
+        if step.collective is not None:
+            self._take_part(step.collective, strand.actor, execution, is_only_started=step.is_only_started)
+        cursor.settle(now_us, worked=True)
         self._ready.append(cursor)
         if process.lining_up:
             following = process.lining_up.popleft()
-            following.cause, following.seen_us = cursor.cause, self._cores.now_us
+            following.cause, following.seen_us = cursor.cause, now_us
             self._work(process, following)
 
-    def _over(self, where: str, kind: str, start_us: float, cause: Happening | None) -> None:
-        self._trail.add(where, kind, start_us, self._cores.now_us, cause)
+    def _take_part(self, collective: CollectiveSpec, actor: str, execution: int, *, is_only_started: bool) -> None:
+        if not is_only_started:
+            self._meetings.join(collective, execution, actor)
+        elif self._meetings.is_started_by_all(collective, execution):
+            self._happened(f"started {collective.id}", execution)
 
     def _happened(self, fact: str, execution: int) -> None:
         assert self._trail.now_over is not None, "facts become true when something ends"
         self._facts[fact, execution] = self._trail.now_over
-        self._ready.extend(self._blocked.pop((fact, execution), ()))
+        blocked = self._blocked.pop((fact, execution), None)
+        if blocked is not None:
+            self._ready.extend(blocked)
 
     def _began(self, collective: CollectiveSpec, execution: int) -> None:
         self._begun[collective.id, execution] = self._trail.now_over
@@ -282,7 +276,7 @@ class Simulation:
             self._show(party, COLL_STREAM, label, str(collective.kind), "communicate", execution, start_us)
         cause = self._begun.pop((collective.id, execution))
         where = f"{collective.kind} of {len(collective.parties)} actors by {collective.transport}"
-        self._over(where, LINK, cause.end_us if cause else 0.0, cause)
+        self._trail.add(where, LINK, cause.end_us if cause else 0.0, self._cores.now_us, cause)
         self._happened(f"over {collective.id}", execution)
 
     # Transfers: in the background of both actors.
@@ -319,7 +313,7 @@ class Simulation:
             cause = before  # it had to wait for the connection
         label, what = f"{Verb.WRITE} {channel.id}", f"{channel.writer} -> {self._hosts.of.get(reader, reader)}"
         self._show(channel.writer, NETWORK_STREAM, label, what, "communicate", execution, start_us)
-        self._over(link, LINK, start_us, cause)
+        self._trail.add(link, LINK, start_us, self._cores.now_us, cause)
         self._happened(reached(channel, self._hosts.of.get(reader, "")), execution)
 
     def _start_next(self, inbox: Inbox) -> None:
@@ -362,7 +356,7 @@ class Simulation:
             self._update_compute(process)
         push = push_of(self._plan, self._workload, channel, transfer.reader) if is_push else None
         link = self._gpus.link_of(push) if push else self._hosts.link(channel.writer, transfer.reader)
-        self._over(link, LINK, start_us, transfer.cause)
+        self._trail.add(link, LINK, start_us, self._cores.now_us, transfer.cause)
         self._happened(f"arrived {channel.id} at {transfer.reader}", execution)
         inbox.is_busy = False
         self._start_next(inbox)
@@ -391,7 +385,7 @@ class Simulation:
         self._spans.append(Span(actor, stream, label, what, kind, execution, start_us, self._cores.now_us))
 
     def _show_wait(self, cursor: Cursor) -> None:
-        if cursor.step.kind is not None and cursor.waits_for and self._cores.now_us > cursor.since_us:
+        if cursor.step.kind is not None and self._cores.now_us > cursor.since_us:
             step, strand = cursor.step, cursor.strand
             self._show(
                 strand.actor, strand.stream, step.label, cursor.waits_for, "wait", cursor.execution, cursor.since_us

@@ -16,6 +16,7 @@ once e is submitted.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 
 from crossfade.errors import PlanError
 from crossfade.plan.actions import MAIN, Action, Verb
@@ -97,10 +98,18 @@ class _StepMaker:
     ) -> None:
         self._before, self._hosts = before, hosts
         self._plan, self._workload, self._costs, self._actor = plan, workload, costs, actor
-        mine = [action for action in plan.programs[actor] if action.verb in (Verb.READ, Verb.RECV)]
-        self._received = {self._channel(action).value: self._channel(action) for action in mine}
-        started = [action for action in plan.programs[actor] if action.verb is Verb.COLL and action.stream != MAIN]
-        self._collected = {value: a.target for a in started for value in self._collective(a).outputs_of(actor)}
+        mine = [self._channel(action) for action in plan.programs[actor] if action.verb in (Verb.READ, Verb.RECV)]
+        self._received = {channel.value for channel in mine}
+        # what using a value needs, where gloo or a collective brings it: others are there by program order, or streams wait.
+        self._used: dict[str, tuple[Need, ...]] = {
+            channel.value: (Need(f"arrived {channel.id} at {actor}"),)
+            for channel in mine
+            if channel.is_ordered and not is_pushed(plan, channel)
+        }
+        for action in plan.programs[actor]:
+            if action.verb is Verb.COLL and action.stream != MAIN:
+                collective = self._collective(action)
+                self._used |= dict.fromkeys(collective.outputs_of(actor), self._met(collective))
         self._makers: dict[Verb, Callable[[Action], Step]] = {
             Verb.RUN: self._run,
             Verb.WRITE: self._write,
@@ -138,12 +147,9 @@ class _StepMaker:
         )
 
     def _arrived(self, *values: str) -> tuple[Need, ...]:
-        """What using values needs: those that gloo brings must be there. Others are, by program order, or streams wait."""
-        channels = [self._received[value] for value in values if value in self._received]
-        over = dict.fromkeys(self._collected[value] for value in values if value in self._collected)
-        awaited = (c for c in channels if c.is_ordered and not is_pushed(self._plan, c))
-        arrived = [Need(f"arrived {c.id} at {self._actor}") for c in awaited]
-        return (*arrived, *(need for name in over for need in self._met(self._plan.collective[name])))
+        """What using values needs, each need once."""
+        used = [self._used[value] for value in values if value in self._used]
+        return tuple(dict.fromkeys(chain.from_iterable(used))) if used else ()
 
     def _met(self, collective: CollectiveSpec) -> tuple[Need, ...]:
         """When this host may use the outputs."""

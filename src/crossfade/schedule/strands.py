@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec
 from crossfade.schedule.gpus import Kernels, Push
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(NamedTuple):
     """A fact that must be true before a step can continue."""
 
     fact: str
@@ -26,8 +26,7 @@ class Need:
     only_if: tuple[str, str] | tuple[()] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """An action with its meaning spelled out."""
 
     label: str  # the action as the plan writes it, or what a strand does at an end of its round
