@@ -35,7 +35,7 @@ from crossfade.device.streams import Role
 from crossfade.errors import ChannelClosed
 from crossfade.marks import marked
 from crossfade.p2p.carrier import Carrier, Letters, Offer
-from crossfade.p2p.cells import Cell, Cells, Place
+from crossfade.p2p.cells import Cell, Place
 from crossfade.p2p.letters import Exported, Forgotten, Pulled, Window
 from crossfade.p2p.memory import SHORT_BYTES
 from crossfade.p2p.transfer import OpenWindow, Receive, Send, Transfer
@@ -226,7 +226,7 @@ class Copies(Carrier):
         landed_bytes = receive.side.landed_bytes
         if landed_bytes:
             if receive.size_bytes <= landed_bytes:
-                receive.cell = self._take_cell(ends, ends.shared.landing, receive.size_bytes, is_urgent=False)
+                receive.cell = ends.take_cell(ends.shared.landing, receive.size_bytes, is_urgent=False)
             return None if receive.cell is None else receive.cell.place
         return ends.shared.exports.find(receive.address, receive.size_bytes)
 
@@ -269,7 +269,7 @@ class Copies(Carrier):
             if size_bytes >= side.lent_bytes:
                 place = shared.exports.find(send.address, size_bytes)
             if place is None:
-                cell = self._take_cell(ends, shared.cells, size_bytes, is_urgent=is_urgent)
+                cell = ends.take_cell(shared.cells, size_bytes, is_urgent=is_urgent)
                 if cell is not None:
                     place = cell.place
         if place is None:
@@ -288,6 +288,8 @@ class Copies(Carrier):
         if len(pieces) == 1:
             if cell is not None:
                 side.driver.copy(cell.address, send.address, size_bytes, stream)
+            elif side.has_streams_for_lent:
+                stream = side.stream_for_signal(stream, windows.num_lent - 1)
             ready.set(stream, window.uses)
         else:
             self._push_up(send, cell, pieces, window, ready, stream)
@@ -325,22 +327,19 @@ class Copies(Carrier):
         found = (ends.windows.announced(number) for ends in self._ends.values())
         return next((window for window in found if window is not None), None)
 
-    @staticmethod
-    def _take_cell(ends: Ends, cells: Cells, size_bytes: int, *, is_urgent: bool) -> Cell | None:
-        cell = cells.take(size_bytes, is_urgent=False)
-        if cell is None:
-            ends.windows.collect(is_thorough=True)
-            cell = cells.take(size_bytes, is_urgent=is_urgent)
-        return cell
-
     def finish(self, transfer: Transfer, window: OpenWindow) -> None:
         if isinstance(transfer, Receive) and window.receive is transfer:
             transfer.ahead = None
             if not transfer.is_enqueued:
                 self._keep(transfer, window)
             return
-        done = self._ends[transfer.side.is_host].windows.counters.done(window.word)
-        transfer.finish_at(done, window.uses)
+        side = transfer.side
+        windows = self._ends[side.is_host].windows
+        done = windows.counters.done(window.word)
+        if side.has_streams_for_lent and windows.num_lent > 1 and window.send is transfer:
+            transfer.finish_behind(side.await_taken(done, window.uses))
+        else:
+            transfer.finish_at(done, window.uses)
         self._begin_copy(transfer)
 
     def _begin_copy(self, transfer: Transfer) -> None:

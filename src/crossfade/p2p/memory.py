@@ -33,6 +33,9 @@ _LENT_BYTES_OF_HOST = 256 << 10
 _LENT_BYTES_OF_DEVICE = (1 << 20) + 1
 """The same on a device: a sender whose value was copied need not wait for the receiver's host, nor its stream for a copy."""
 
+_NUM_SETTING = 2
+"""So many streams of ours say that values are there which are lent at the same time, in turns with the program's own."""
+
 _MOST_NUMBERED = 1000
 """How many of the program's streams have numbers; values of others are announced without one."""
 
@@ -231,6 +234,31 @@ class Side:
         stream = self.current_stream()
         if stream not in self.awaiting:
             self.awaiting.append(stream)
+        return stream
+
+    @property
+    def has_streams_for_lent(self) -> bool:
+        """Whether streams of ours say that values are there which are lent at the same time, and wait until they are taken. Such a
+        signal takes a stream 3 us and a wait 2, so who asks for the last value first would wait for the signals of all. Where
+        streams wait ahead, none of ours waits for another rank (see `p2p.copies`).
+        """
+        return not (self.is_host or self.landed_bytes)
+
+    def stream_for_signal(self, stream: int, number: int) -> int:
+        """Where to say that the ``number``-th of such values is there, which a stream has made."""
+        place = number % (1 + _NUM_SETTING)
+        if not place:
+            return stream
+        beside = self.streams.get(Role.PUSH, f"tells {place}")
+        self.events.at(stream).hold(beside)
+        return beside
+
+    def await_taken(self, counter: Counter, value: int) -> int:
+        """A stream of ours on which such a value is waited for. Those of one rank are taken in the order in which it says so."""
+        stream = self.streams.get(Role.PUSH, "taken")
+        if stream not in self.awaiting:
+            self.awaiting.append(stream)
+        counter.wait(stream, value)
         return stream
 
     def set_step(self, counter: Counter, step: int, stream: int) -> None:

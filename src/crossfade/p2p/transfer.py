@@ -166,6 +166,11 @@ class OpenWindow:
         self.receive: Receive | None = None
         self.is_void = False  # the other rank does not use it
 
+    @property
+    def is_of_lent(self) -> bool:
+        """Whether a value of this rank's was announced where it lies."""
+        return self.send is not None and self.cell is None
+
     def letter(self, place: Place, *, is_lent: bool, is_prompt: bool = True, stream: int = 0) -> Window:
         """What the other rank is told of this window, which lies at a place."""
         return Window(place.exported.memory, place.offset, self.word, self.uses, is_lent, is_prompt, stream)

@@ -9,7 +9,7 @@ from crossfade.device.driver import Driver
 from crossfade.device.signals import Counter, HostBoard
 from crossfade.host.memory import Memory
 from crossfade.p2p.board import NUM_WINDOWS
-from crossfade.p2p.cells import Cell
+from crossfade.p2p.cells import Cell, Cells
 from crossfade.p2p.memory import OpenedMemories, Shared
 from crossfade.p2p.transfer import OpenWindow, Receive, Send
 
@@ -53,6 +53,7 @@ class Windows:
         self._free = list(range(NUM_WINDOWS))
         self._uses = [0] * NUM_WINDOWS
         self._open: deque[OpenWindow] = deque()
+        self.num_lent = 0  # of the open ones, those of values that were announced where they lie
 
     def has_free(self, *, is_urgent: bool = False) -> bool:
         """Whether one can be opened. Some are kept for what is urgent: values whose receives have begun, which close soon, whatever
@@ -76,6 +77,7 @@ class Windows:
         uses = self._uses[word] = self._uses[word] + num_steps
         window = OpenWindow(word, uses, number, send, cell)
         self._open.append(window)
+        self.num_lent += window.is_of_lent
         return window
 
     def announced(self, number: int) -> OpenWindow | None:
@@ -104,6 +106,7 @@ class Windows:
 
     def _close(self, window: OpenWindow) -> None:
         self._free.append(window.word)
+        self.num_lent -= window.is_of_lent
         if window.cell is not None:
             window.cell.release()
 
@@ -129,6 +132,14 @@ class Ends:
         self.windows = Windows(own)
         self.theirs = theirs
         self.memories = memories
+
+    def take_cell(self, cells: Cells, size_bytes: int, *, is_urgent: bool) -> Cell | None:
+        """See `Cells.take`; cells of values that both sides have done with are given back first where there is none."""
+        cell = cells.take(size_bytes, is_urgent=False)
+        if cell is None:
+            self.windows.collect(is_thorough=True)
+            cell = cells.take(size_bytes, is_urgent=is_urgent)
+        return cell
 
     def signals(self) -> list[Counter]:
         """What the other rank sets and streams here may wait for. Any thread may ask."""
