@@ -14,7 +14,8 @@
 So whoever comes second enqueues the copy, a large value is copied once, and no stream waits for what is not enqueued (PL-5). The
 sender's memory is its tensor (*lent*: the sender waits for ``done`` before it changes it), or a cell into which the sender's stream
 has copied it: so it is with all but long values, whose sender then has nothing to wait for, and with memory that cannot be
-exported. Where GPUs cannot reach each other, cells lie in memory of the host, and values go up and down in pieces
+exported. Long values that are lent at the same time are told of, and waited for, on streams of ours (`Side.has_streams_for_lent`).
+Where GPUs cannot reach each other, cells lie in memory of the host, and values go up and down in pieces
 (`device.staged_layout`). A short value goes this way in any case, in one piece: a copy between two GPUs takes longer to begin.
 
 Where streams wait *ahead*, for values whose sends have not begun, PL-5 does not hold: what is enqueued behind such a wait may be
