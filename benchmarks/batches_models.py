@@ -168,9 +168,18 @@ class Experts(Layer):
 
     def routing(self, num_tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """The experts of each token, [tokens, top], and the rows (token * top + choice) in the experts' order."""
-        places = torch.arange(num_tokens * self.top, device=device)
+        places = torch.arange(num_tokens * self.top, device=device, dtype=torch.int32)
         experts = (places * 5 + places // self.num_experts) % self.num_experts
-        return experts.view(num_tokens, self.top), experts.argsort(stable=True)
+        return experts.view(num_tokens, self.top).long(), experts.to(torch.int16).argsort(stable=True)
+
+    def work(self, came: Tensor) -> Tensor:
+        """What this rank's experts make of the rows that each rank sent, without moving any."""
+        rows = came.view(self.num_ranks, self.num_experts // self.num_ranks, -1, came.shape[-1])
+        done = torch.empty_like(rows)
+        for of_rank, out in zip(rows, done, strict=True):
+            gate, value = torch.bmm(of_rank, self.up).chunk(2, dim=-1)
+            torch.bmm(F.silu(gate).mul_(value), self.down, out=out)
+        return done.view(came.shape)
 
     def steps(self, x: Tensor) -> Steps:
         tokens = self.norm(x).flatten(0, 1)
@@ -179,16 +188,12 @@ class Experts(Layer):
         sent = tokens[order // self.top]
         came = torch.empty_like(sent)
         yield "all_to_all", sent, came
-        own = self.num_experts // self.num_ranks
-        rows = came.view(self.num_ranks, own, -1, came.shape[-1]).transpose(0, 1).reshape(own, -1, came.shape[-1])
-        gate, value = torch.bmm(rows, self.up).chunk(2, dim=-1)
-        done = torch.bmm(F.silu(gate) * value, self.down)
-        back = done.view(own, self.num_ranks, -1, done.shape[-1]).transpose(0, 1).reshape(came.shape)
+        back = self.work(came)
         home = torch.empty_like(back)
         yield "all_to_all", back, home
-        rows = torch.empty_like(home)
-        rows[order] = home
-        mixed = torch.einsum("tk,tkw->tw", weights, rows.view(len(tokens), self.top, -1))
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order), device=order.device)
+        mixed = F.embedding_bag(place.view(-1, self.top), home, per_sample_weights=weights, mode="sum")
         return x + mixed.view(x.shape)
 
 
