@@ -6,21 +6,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
 
 pytest.importorskip("torch", reason="crossfade.p2p")
 
-from crossfade.device.events import PooledEvent
 from crossfade.device.signals import Counter
 from crossfade.p2p import windows
 from crossfade.p2p.letters import Announced
-from crossfade.p2p.transfer import Receive, Send
+from crossfade.p2p.transfer import Receive
 from crossfade.testing.fake import Machine, Until, sample
 from crossfade.testing.fake.machine import Program, Range
-from tests.helpers.fake_ranks import LONG, MIDDLE, PLENTY, SHORT, Case, Rank, Setting, open_ranks
+from tests.helpers.fake_ranks import MIDDLE, PLENTY, SHORT, Rank, Setting, open_ranks
 
 
 class Step(NamedTuple):
@@ -134,55 +132,6 @@ WORLDS = {
 def test_nothing_races(name: str, is_staged: bool) -> None:
     verdict = sample(WORLDS[name].staged(is_staged=is_staged), range(30 if is_staged else 60))
     assert verdict.is_ok, verdict
-
-
-LENDING = World([Step(LONG, 0), Step(SHORT, 0), Step(LONG, 1, is_early=True), Step(LONG, 1)])
-
-
-def test_nothing_races_where_values_are_lent() -> None:
-    verdict = sample(LENDING, range(60))
-    assert verdict.is_ok, verdict
-
-
-def exchanging(number: int, rank: Rank) -> Program:
-    """Lends five values to the other rank at once, and takes that one's in reverse."""
-    other = 1 - number
-    sent, taken = ([rank.tensor(LONG) for _ in range(5)] for _ in range(2))
-    seen: list[list[bytes]] = [[] for _ in taken]
-    sends: list[Send] = []
-    for tag, tensor in enumerate(sent):
-        rank.make(tensor, value(10 * number + tag, LONG))
-        sends.append(rank.send(tensor, other, tag))
-        yield None
-    for tag in reversed(range(5)):
-        yield from rank.wait(rank.receive(taken[tag], other, tag))
-        rank.driver.kernel(rank.compute, "use", reads=(Range(taken[tag].address, LONG),), seen=seen[tag])
-    for send in sends:
-        yield from rank.wait(send)
-    for tensor in sent:  # which it may change now
-        rank.make(tensor, b"x" * LONG)
-    yield from rank.leave()
-    assert seen == [[value(10 * other + tag, LONG)] for tag in range(5)]
-    rank.free(*sent, *taken)
-
-
-def exchange(num_queues: int | None = None) -> Case:
-    return Case(Setting(num_queues=num_queues), partial(exchanging, 0), partial(exchanging, 1))
-
-
-@pytest.mark.parametrize("num_queues", [None, 1, 2, 3])
-def test_nothing_races_or_hangs_where_many_values_are_lent_at_once(num_queues: int | None) -> None:
-    """Of whose words several streams say that they are there, and another one waits until they are taken."""
-    verdict = sample(exchange(num_queues), range(60))
-    assert verdict.is_ok, verdict
-
-
-@pytest.mark.parametrize(("owner", "name"), [(Counter, "wait"), (PooledEvent, "hold")])
-def test_a_missing_wait_is_found_where_many_values_are_lent(
-    owner: type, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(owner, name, lambda *_: None)
-    assert sample(exchange(), range(20)).kind == "race"
 
 
 @pytest.mark.parametrize("is_staged", [False, True])

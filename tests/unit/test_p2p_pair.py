@@ -8,7 +8,7 @@ from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
-from crossfade.errors import ChannelClosed
+from crossfade.errors import ChannelBroken, ChannelClosed, DeviceError
 from crossfade.p2p.carrier import Carrier, Offer
 from crossfade.p2p.letters import Announced, Closed, Here, Left, Letter, Posted, Pulled, Pushed, Read, Requested, Window
 from crossfade.p2p.pair import Pair
@@ -96,6 +96,25 @@ def test_a_word_that_serves_another_value_when_the_letter_of_the_first_is_read()
     mail.inbox.append(Pulled(0, 2, is_host=False))
     pair.progress()
     assert carrier.finished == [first, second]
+
+
+class Refusing(OneWord):
+    """Its device refuses what is to be enqueued once a lent value is taken."""
+
+    def finish(self, transfer: Transfer, window: OpenWindow) -> None:
+        raise DeviceError("out of memory")
+
+
+def test_a_device_that_refuses_once_a_value_is_taken_ends_the_pair_with_the_reason() -> None:
+    mail = Mail()
+    pair = Pair("rank 1", None, mail, Refusing(is_lent=True))
+    pair.send(send := a_send())
+    mail.inbox.append(Pulled(0, 1, is_host=False))
+    pair.progress()
+    assert isinstance(send.error, ChannelBroken)
+    assert "could not be enqueued: out of memory" in str(send.error)
+    assert pair.ended is not None
+    assert any(isinstance(letter, Closed) for letter in mail.written)
 
 
 def test_a_value_was_copied_before_the_letter_of_the_receive_that_it_met_is_read() -> None:

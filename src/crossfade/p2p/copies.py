@@ -8,6 +8,7 @@
     landed      sender's push stream    copy into a cell of the receiver's | set done                then `Pushed`
                 receiver's current stream  (wait done) | copy out of it, in `Work.wait`, which need not wait for `Pushed`
     announced   receiver's pull stream  (wait ready) | copy out of the sender's memory | set done    (then `Pulled`)
+    lent        sender's current stream, or beside it    set ready    then `Announced`; with `Pulled`: beside it    wait done
     staged      sender's push stream    for each piece: copy into pinned memory of the host, and beside it (ahead: in it) set ready
                 receiver's pull stream  for each piece: (wait ready, beside it) | copy out of it, and behind the last one set done
 
@@ -289,8 +290,8 @@ class Copies(Carrier):
         if len(pieces) == 1:
             if cell is not None:
                 side.driver.copy(cell.address, send.address, size_bytes, stream)
-            elif side.has_streams_for_lent:
-                stream = side.stream_for_signal(stream, windows.num_lent - 1)
+            elif side.has_streams_for_lent and windows.num_lent > 1:
+                stream = side.stream_for_signal(stream)
             ready.set(stream, window.uses)
         else:
             self._push_up(send, cell, pieces, window, ready, stream)
@@ -338,7 +339,7 @@ class Copies(Carrier):
         windows = self._ends[side.is_host].windows
         done = windows.counters.done(window.word)
         if side.has_streams_for_lent and windows.num_lent > 1 and window.send is transfer:
-            transfer.finish_behind(side.await_taken(done, window.uses))
+            transfer.finish_behind(side.await_taken(done, window.uses, self))
         else:
             transfer.finish_at(done, window.uses)
         self._begin_copy(transfer)

@@ -33,8 +33,8 @@ _LENT_BYTES_OF_HOST = 256 << 10
 _LENT_BYTES_OF_DEVICE = (1 << 20) + 1
 """The same on a device: a sender whose value was copied need not wait for the receiver's host, nor its stream for a copy."""
 
-_NUM_SETTING = 2
-"""So many streams of ours say that values are there which are lent at the same time, in turns with the program's own."""
+_NUM_TELLING = 2
+"""So many streams of ours say that values are there which are lent at the same time, in turns with the one that made them."""
 
 _MOST_NUMBERED = 1000
 """How many of the program's streams have numbers; values of others are announced without one."""
@@ -206,6 +206,7 @@ class Side:
         self.awaiting = [self.push_stream, self.pull_stream]  # streams that may wait for other ranks
         self.pull_streams = PullStreams(self._make_pull_stream, pull_budget or Budget(0))
         self._stream_numbers: dict[int, int] = {}  # of the program's streams
+        self._num_told = 0  # values of which `stream_for_signal` was asked
 
     def stream_beside(self, role: Role, stream: int, user: object = None) -> int:
         """The stream of ours for pushes or pulls behind a stream of the program's. Where that may wait ahead, there is one for
@@ -244,18 +245,23 @@ class Side:
         """
         return not (self.is_host or self.landed_bytes)
 
-    def stream_for_signal(self, stream: int, number: int) -> int:
-        """Where to say that the ``number``-th of such values is there, which a stream has made."""
-        place = number % (1 + _NUM_SETTING)
+    def stream_for_signal(self, stream: int) -> int:
+        """Where to say that one more of such values is there, which a stream has made: each has streams for that of its own, or one
+        would wait for what another one does.
+        """
+        self._num_told += 1
+        place = self._num_told % (1 + _NUM_TELLING)
         if not place:
             return stream
-        beside = self.streams.get(Role.PUSH, f"tells {place}")
+        beside = self.streams.get(Role.PUSH, f"tells {place} of {stream}")
         self.events.at(stream).hold(beside)
         return beside
 
-    def await_taken(self, counter: Counter, value: int) -> int:
-        """A stream of ours on which such a value is waited for. Those of one rank are taken in the order in which it says so."""
-        stream = self.streams.get(Role.PUSH, "taken")
+    def await_taken(self, counter: Counter, value: int, taker: object) -> int:
+        """A stream of ours on which such a value is waited for. A rank takes them in the order in which it says so; each has a
+        stream, or one would wait for another.
+        """
+        stream = self.streams.get(Role.PUSH, f"taken by {id(taker)}")
         if stream not in self.awaiting:
             self.awaiting.append(stream)
         counter.wait(stream, value)
@@ -285,10 +291,6 @@ class Side:
             self.awaiting.append(beside)
         counter.wait(beside, step)
         self.events.at(beside).hold(stream)
-
-    def is_idle(self) -> bool:
-        """Whether all copies of this side's streams have been made."""
-        return all(map(self.driver.is_idle, self.streams.all()))
 
     def close(self) -> None:
         """Gives everything back; nothing may be under way."""

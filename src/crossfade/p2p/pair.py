@@ -88,8 +88,7 @@ class Pair:
         if posted is not None:
             self._push(send, posted)
             return
-        self._num_announced += 1
-        number = self._num_announced
+        number = self._num_announced = self._num_announced + 1
         try:
             window = self._offer(send, number, is_urgent=False)
         except DeviceError as error:
@@ -287,11 +286,11 @@ class Pair:
             case Read(num_read):
                 self._outgoing.on_read(num_read)
             case Pulled():
-                self._on_pulled(letter)
+                self._finish(*self._pending.give_back(letter)[:2])
             case Posted():
                 self._outgoing.on_posted(letter.tag, letter.num_read, letter)
             case Pushed(tag):
-                self.carrier.finish(*self._posted(tag))
+                self._finish(*self._posted(tag))
             case Requested(number):
                 self._pending.request(number)
             case Here(number, window):
@@ -308,9 +307,11 @@ class Pair:
             case Left():
                 self._is_left = True
 
-    def _on_pulled(self, pulled: Pulled) -> None:
-        lent = self._pending.give_back(pulled)
-        self.carrier.finish(lent.send, lent.window)
+    def _finish(self, transfer: Transfer, window: OpenWindow) -> None:
+        try:
+            self.carrier.finish(transfer, window)
+        except DeviceError as error:
+            self._break(transfer, error)
 
     def _posted(self, tag: int) -> tuple[Receive, OpenWindow]:
         """The oldest posted receive with a tag, which is posted no more."""
@@ -343,9 +344,8 @@ class Pair:
     @property
     def is_quiet(self) -> bool:
         """Whether the other rank waits for nothing that this process's host still has to do."""
-        is_waited_for = self._pending.has_any_without_window or self._awaited
-        is_busy = is_waited_for or self.carrier.has_landings or self._incoming.num_unposted
-        return not is_busy and self._letters.flush()
+        is_busy = self._pending.has_any_without_window or self._awaited or self.carrier.has_landings
+        return not (is_busy or self._incoming.num_unposted) and self._letters.flush()
 
     def is_dying(self) -> bool:
         """Whether the other rank's process is on its way out, which its descriptor tells later."""

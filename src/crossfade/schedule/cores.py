@@ -6,14 +6,15 @@ for such work seldom. Work that *roams* (many short stretches, each of which sta
 taken over at once.
 
 Each core has a virtual clock that runs at its rate, so that a piece of work of w microseconds ends when that clock has gone
-on by w, whoever comes and goes meanwhile. A change costs O(log n), however many cores and hosts there are; only where all cores of
-a host have work, or one takes work over, it looks at them all.
+on by w, whoever comes and goes meanwhile. A change costs O(log n), however many cores and hosts there are; only where a core takes
+work over, it looks at those of its host that have several pieces.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -64,19 +65,27 @@ class _Host:
     num_cores: int
     cores: dict[int, _Core] = field(default_factory=dict)  # those that have ever had work, by number
     idle: dict[_Core, None] = field(default_factory=dict)  # those without work, in the order in which they became so
-    idle_numbers: list[int] = field(default_factory=list)  # a heap of theirs, and of some that have work again
     crowded: dict[_Core, None] = field(default_factory=dict)  # those with several pieces
+    # by how many pieces, heaps of the numbers of cores that have or had so many. Unless all cores have work, only the idle count.
+    loads: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    is_full: bool = False  # whether each core has had work
+
+    def note(self, core: _Core) -> None:
+        """A core has one piece more, or one less, and counts."""
+        heapq.heappush(self.loads[len(core.works)], core.number)
 
     def least_loaded(self) -> _Core | None:
         """Of the cores that have ever had work, the one that has least now; none where there is another core that had none yet."""
-        while self.idle_numbers:
-            core = self.cores[self.idle_numbers[0]]
-            if not core.works:
-                return core
-            heapq.heappop(self.idle_numbers)
-        if len(self.cores) < self.num_cores:
-            return None
-        return min(self.cores.values(), key=lambda core: (len(core.works), core.number))
+        for num in sorted(self.loads):
+            numbers = self.loads[num]
+            while numbers:
+                core = self.cores[numbers[0]]
+                if len(core.works) == num:
+                    return core
+                heapq.heappop(numbers)
+            if not self.is_full:
+                break
+        return None
 
 
 @dataclass(slots=True)
@@ -104,8 +113,9 @@ class Cores:
 
     def new_lane(self) -> Lane:
         """Something besides the cores on which any number of pieces go on at once, all equally slowed down."""
+        lane = _Core(self._num_cores_used, _Host(0), at_us=self.now_us, slowness=1.0)
         self._num_cores_used += 1
-        return _Core(self._num_cores_used, _Host(0), at_us=self.now_us, slowness=1.0)
+        return lane
 
     def start_on(self, lane: Lane, work_us: float, done: Callable[[], None]) -> None:
         """Starts a piece of work on a lane."""
@@ -162,6 +172,10 @@ class Cores:
     def _new_core(self, host: _Host) -> _Core:
         core = host.cores[self._num_cores_used] = _Core(self._num_cores_used, host, at_us=self.now_us)
         self._num_cores_used += 1
+        if len(host.cores) == host.num_cores:
+            host.is_full = True
+            for each in host.cores.values():
+                host.note(each)
         return core
 
     def _add(self, work: Work, rest: float) -> None:
@@ -172,6 +186,8 @@ class Cores:
             host.idle.pop(core, None)
         elif not core.slowness:
             host.crowded[core] = None
+        if host.is_full:
+            host.note(core)
         self._push(work, rest)
         self._changed(core)
 
@@ -183,9 +199,11 @@ class Cores:
         if not core.works and not core.slowness:
             core.idle_since_us = self.now_us
             host.idle[core] = None
-            heapq.heappush(host.idle_numbers, core.number)
-        elif len(core.works) == 1:
-            host.crowded.pop(core, None)
+            host.note(core)
+        elif host.is_full:
+            if len(core.works) == 1:
+                del host.crowded[core]
+            host.note(core)
         self._changed(core)
 
     def _take_over(self, core: _Core) -> None:

@@ -140,20 +140,19 @@ class Simulation:
     # Strands: one step after another.
 
     def _advance(self, cursor: Cursor) -> None:
-        """Goes through what the step needs, and then on to the next one's if its work is done; works when all of it is there."""
-        while True:
-            needs = cursor.needs
-            while cursor.need < len(needs):
-                if self._must_wait(cursor, needs[cursor.need]):
-                    return
-            if cursor.waits_for:
-                self._show_wait(cursor)
-            if not cursor.worked:
-                self._line_up(cursor)
+        """Goes through what the step needs; works, or enters the next step, when all of it is there."""
+        needs = cursor.needs
+        while cursor.need < len(needs):
+            if self._must_wait(cursor, needs[cursor.need]):
                 return
-            cursor.index += 1
-            if not cursor.enter(self._num_executions, self._cores.now_us):
-                return
+        if cursor.waits_for:
+            self._show_wait(cursor)
+        if not cursor.worked:
+            self._line_up(cursor)
+            return
+        cursor.index += 1
+        if cursor.enter(self._num_executions, self._cores.now_us):
+            self._ready.append(cursor)
 
     def _must_wait(self, cursor: Cursor, need: Need) -> bool:
         """Whether the cursor waits: for the fact, or until it is seen, from when on the need counts as met."""
@@ -171,9 +170,8 @@ class Simulation:
                 self._alarm(cursor.patient_since_us + need.patience_us, partial(self._lose_patience, cursor, key))
             return True
         cursor.need += 1
-        seen_us = fact.end_us + need.latency_us
-        if need.is_hop and fact.where != cursor.strand.actor:
-            seen_us += costs.hop_us
+        is_hop = need.is_hop and fact.where != cursor.strand.actor
+        seen_us = fact.end_us + (costs.hop_us if is_hop else 0.0) + need.latency_us
         process = cursor.process
         if seen_us > now_us and process.at_work is None and seen_us - process.awake_us > costs.spin_us:
             process.woken_us = seen_us = seen_us + costs.wake_us
