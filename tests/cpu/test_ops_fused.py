@@ -131,7 +131,7 @@ def test_where_it_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
         shape = Shape(operator, m, 16, 16, "bfloat16", "nn", ranks)
         lane = SimpleNamespace(slot_bytes=1 << 20)
         where: Any = SimpleNamespace(
-            num_ranks=ranks, process_group=process_group, device_type=device, lane=lambda: lane
+            num_ranks=ranks, process_group=process_group, device_type=device, is_staged=False, lane=lambda: lane
         )
         assert fused.is_offered(shape, where) is (Candidate("fused") in candidates_for(shape, where))
         return fused.is_offered(shape, where)

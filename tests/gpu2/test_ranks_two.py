@@ -185,15 +185,18 @@ def test_the_survivor_is_told_and_goes_on(tmp_path: Path, candidate: str) -> Non
     check_a_killed_rank(2, str(tmp_path / "store"), 1, is_waiting=False, candidate=candidate)
 
 
-def test_right_values(tmp_path: Path) -> None:
-    check_right_values(2, str(tmp_path / "store"))
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_right_values(tmp_path: Path, is_staged: bool) -> None:
+    check_right_values(2, str(tmp_path / "store"), is_staged=is_staged)
 
 
-def test_replays(tmp_path: Path) -> None:
-    check_replays(2, str(tmp_path / "store"))
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_replays(tmp_path: Path, is_staged: bool) -> None:
+    check_replays(2, str(tmp_path / "store"), is_staged=is_staged)
 
 
+@pytest.mark.parametrize("is_staged", [False, True])
 @pytest.mark.parametrize("is_waiting", [True, False])
 @pytest.mark.parametrize("dead", [0, 1])
-def test_a_killed_rank(tmp_path: Path, dead: int, is_waiting: bool) -> None:
-    check_a_killed_rank(2, str(tmp_path / "store"), dead, is_waiting=is_waiting)
+def test_a_killed_rank(tmp_path: Path, dead: int, is_waiting: bool, is_staged: bool) -> None:
+    check_a_killed_rank(2, str(tmp_path / "store"), dead, is_waiting=is_waiting, is_staged=is_staged)

@@ -187,6 +187,28 @@ def _random(rank: int, num_ranks: int) -> None:
     group.close()
 
 
+def _staged(rank: int, num_ranks: int) -> None:
+    """Buffers in memory of the host, sums in a mirror of them, as for GPUs that do not reach each other."""
+    options: dict[str, Any] = {"device": "cpu", "buffer_bytes": 256 * num_ranks, "num_lanes": 2, "is_staged": True}
+    for is_replayable in (False, True):
+        group = open_group(**options, is_replayable=is_replayable)
+        random_calls(group, 31 * num_ranks, 150)
+        shapes, types = (
+            [(num_ranks * length, 2) for length in (5, 0, 700, 64)],
+            ("float32", "int64", "float16", "float64"),
+        )
+        for name, function in (("all_reduce", all_reduce_coalesced), ("reduce_scatter", reduce_scatter_coalesced)):
+            rows = [
+                [make(shape, dtype, 10 * k + i) for i, (shape, dtype) in enumerate(zip(shapes, types, strict=True))]
+                for k in range(num_ranks)
+            ]
+            for i, result in enumerate(function(rows[rank], group)):
+                assert same_bits(result, expected(name, [row[i] for row in rows], rank)), (name, i)
+        group.close()
+    with pytest.raises(ValueError, match="heap_bytes is 64\nhint: a staged group's memory is the host's"):
+        open_group(**options, heap_bytes=64)
+
+
 def _against_gloo(rank: int, num_ranks: int) -> None:
     group = open_group(device="cpu", buffer_bytes=4096)
     own = make((num_ranks * 50, 3), "int64", rank)
@@ -310,10 +332,11 @@ def _statistics(rank: int, num_ranks: int) -> None:
 
 def _leaves_nothing(rank: int, num_ranks: int) -> None:
     def use() -> None:
-        group = open_group(device="cpu", buffer_bytes=1 << 16, num_lanes=2, heap_bytes=4096)
-        check(group, "all_reduce", 5000)
-        group.close()
-        group.close()
+        for more in ({"heap_bytes": 4096}, {"is_staged": True}):
+            group = open_group(device="cpu", buffer_bytes=1 << 16, num_lanes=2, **more)
+            check(group, "all_reduce", 5000)
+            group.close()
+            group.close()
 
     use()
     shared = shared_names()
@@ -363,6 +386,7 @@ _OF_RANKS: dict[str, Callable[[int, int], None]] = {
     "pieces": _pieces,
     "large": _large,
     "random": _random,
+    "staged": _staged,
     "against gloo": _against_gloo,
     "sub-group": _sub_group,
     "heap": _heap,

@@ -53,11 +53,13 @@ def expected(op: str, source: torch.Tensor) -> torch.Tensor:
     return total[own] if op == "reduce_scatter" else total
 
 
-def right_values(peers: Peers, rank: int, num_ranks: int, store: str, num_calls: int) -> dict[str, Any]:
+def right_values(
+    peers: Peers, rank: int, num_ranks: int, store: str, num_calls: int, is_staged: bool
+) -> dict[str, Any]:
     """Random calls, eager, of all types and ways, some with strides, in pieces, in place, on two lanes."""
     join_gpus(rank, num_ranks, store)
-    group = open_group(buffer_bytes=1 << 20, num_lanes=2, heap_bytes=64 << 20)
-    heap = group.empty(8 << 20, dtype=torch.uint8)
+    group = open_group(buffer_bytes=1 << 20, num_lanes=2, heap_bytes=0 if is_staged else 64 << 20, is_staged=is_staged)
+    heap = group.empty(0 if is_staged else 8 << 20, dtype=torch.uint8)
     rng = random.Random(7)
     torch.manual_seed(rank)
     wrong = []
@@ -90,13 +92,15 @@ def right_values(peers: Peers, rank: int, num_ranks: int, store: str, num_calls:
     return {"wrong": wrong, "held": stop(group)}
 
 
-def replays(peers: Peers, rank: int, num_ranks: int, store: str, num_replays: int) -> dict[str, Any]:
+def replays(peers: Peers, rank: int, num_ranks: int, store: str, num_replays: int, is_staged: bool) -> dict[str, Any]:
     """Captured collectives on two lanes beside products; inputs change and outputs are poisoned before each replay."""
     join_gpus(rank, num_ranks, store)
-    group = open_group(buffer_bytes=1 << 20, num_lanes=2, heap_bytes=16 << 20, is_replayable=True)
+    options: dict[str, Any] = {"is_staged": True} if is_staged else {"heap_bytes": 16 << 20}
+    group = open_group(buffer_bytes=1 << 20, num_lanes=2, is_replayable=True, **options)
     numel = num_ranks * 30_000
     source = torch.arange(numel, device="cuda", dtype=torch.int64) + rank
-    summed, parts = torch.empty_like(source), group.empty(num_ranks * numel, dtype=torch.int64)
+    summed = torch.empty_like(source)
+    parts = source.new_empty(num_ranks * numel) if is_staged else group.empty(num_ranks * numel, dtype=torch.int64)
     mixed = torch.empty_like(source)
     side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     a = torch.randn(2048, 2048, device="cuda")
@@ -154,7 +158,8 @@ def killed(
     dead: int,
     is_waiting: bool,
     delay_s: float,
-    candidate: str | None = None,
+    candidate: str | None,
+    is_staged: bool,
 ) -> dict[str, Any] | None:
     """Rank ``dead`` kills itself, at once while the others wait, or with large collectives of all ranks under way, or, with a
     candidate, reduce-scatters of products.
@@ -162,7 +167,7 @@ def killed(
     join_gpus(rank, num_ranks, store)
     _use_once(num_ranks, candidate)
     free_before = torch.cuda.mem_get_info()[0]
-    group = open_group(buffer_bytes=256 << 20)
+    group = open_group(buffer_bytes=256 << 20, is_staged=is_staged)
     enqueue = _large(group, candidate)
     enqueue()
     torch.cuda.synchronize()
@@ -249,15 +254,15 @@ def _survive(dead: Peer, others: Peers, group: PeerGroup, marks: list[Any], free
 # what the tests ask for, with as many ranks as there are GPUs
 
 
-def check_right_values(num_ranks: int, store: str) -> None:
-    args = [(rank, num_ranks, store, 150) for rank in range(num_ranks)]
+def check_right_values(num_ranks: int, store: str, *, is_staged: bool = False) -> None:
+    args = [(rank, num_ranks, store, 150, is_staged) for rank in range(num_ranks)]
     for result in run_workers([right_values] * num_ranks, args, timeout_s=90):
         assert result["wrong"] == []
         assert result["held"] == []
 
 
-def check_replays(num_ranks: int, store: str) -> None:
-    args = [(rank, num_ranks, store, 10_000) for rank in range(num_ranks)]
+def check_replays(num_ranks: int, store: str, *, is_staged: bool = False) -> None:
+    args = [(rank, num_ranks, store, 1_000 if is_staged else 10_000, is_staged) for rank in range(num_ranks)]
     for result in run_workers([replays] * num_ranks, args, timeout_s=90):
         assert result["is_all"]
         assert result["num_wrong"] == 0
@@ -265,9 +270,15 @@ def check_replays(num_ranks: int, store: str) -> None:
 
 
 def check_a_killed_rank(
-    num_ranks: int, store: str, dead: int, *, is_waiting: bool, candidate: str | None = None
+    num_ranks: int,
+    store: str,
+    dead: int,
+    *,
+    is_waiting: bool,
+    candidate: str | None = None,
+    is_staged: bool = False,
 ) -> None:
-    args = [(rank, num_ranks, store, dead, is_waiting, 0.02, candidate) for rank in range(num_ranks)]
+    args = [(rank, num_ranks, store, dead, is_waiting, 0.02, candidate, is_staged) for rank in range(num_ranks)]
     results = run_workers([killed] * num_ranks, args, timeout_s=90, dying={dead})
     for result in (result for rank, result in enumerate(results) if rank != dead):
         assert f"rank {dead} (process {result['pid']}) died" in result["error"]

@@ -70,9 +70,22 @@ def test_texts_of_no_candidate(text: str, message: str) -> None:
         Candidate.parse(text)
 
 
-def group(num_ranks: int = 4, slot_bytes: int = 1 << 20, process_group: Any = "group", device_type: str = "cpu") -> Any:
+def group(
+    num_ranks: int = 4,
+    slot_bytes: int = 1 << 20,
+    process_group: Any = "group",
+    device_type: str = "cpu",
+    *,
+    is_staged: bool = False,
+) -> Any:
     lane = SimpleNamespace(slot_bytes=slot_bytes)
-    return SimpleNamespace(device_type=device_type, num_ranks=num_ranks, process_group=process_group, lane=lambda: lane)
+    return SimpleNamespace(
+        device_type=device_type,
+        num_ranks=num_ranks,
+        process_group=process_group,
+        is_staged=is_staged,
+        lane=lambda: lane,
+    )
 
 
 def names(operator: Operator, sizes: tuple[int, int, int], where: Any) -> list[str]:
@@ -89,6 +102,7 @@ def test_what_is_worth_a_try() -> None:
         assert names(operator, shape, group()) == ["plain", *rounds]
     assert names(Operator.ALL_REDUCE, shape, group(process_group=None)) == rounds
     assert names(Operator.ALL_REDUCE, shape, group(num_ranks=1)) == ["plain"]
+    assert names(Operator.ALL_REDUCE, shape, group(is_staged=True)) == ["plain"]
     assert names(Operator.ALL_REDUCE, shape, group(slot_bytes=255)) == ["plain"]
     assert names(Operator.ALL_REDUCE, shape, group(slot_bytes=256 * 50))[1:] == ["rounds(rounds=3)", "rounds(rounds=4)"]
     assert names(Operator.REDUCE_SCATTER, (128, 128, 64), group())[1:] == rounds[:2]

@@ -64,6 +64,7 @@ def peer_worlds(draw: st.DrawFn) -> PeerWorld:
         is_replayable=not is_eager or draw(st.booleans()),
         orders=orders,
         is_launched_elsewhere=draw(st.booleans()),
+        is_staged=draw(st.booleans()),
     )
 
 

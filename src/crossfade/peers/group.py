@@ -42,6 +42,7 @@ def open_group(
     heap_bytes: int = 0,
     is_replayable: bool = False,
     timeout_s: float = 60.0,
+    is_staged: bool = False,
 ) -> PeerGroup:
     """Opens what the ranks of a torch.distributed group share. All ranks call it, with equal arguments.
 
@@ -54,6 +55,8 @@ def open_group(
         heap_bytes: memory on each rank for `PeerGroup.empty`.
         is_replayable: collectives may be captured into graphs; those by themselves take one more exchange of signals.
         timeout_s: CPU only: the longest that a call waits for the others. (A GPU's wait ends only when a rank dies.)
+        is_staged: buffers lie in pinned memory of the host, for GPUs that do not reach each other. There is no heap, and operators
+            of `crossfade.ops` leave the collective to torch.distributed.
 
     Raises:
         DeviceError: the machine or the group does not allow it.
@@ -78,6 +81,8 @@ def open_group(
         raise ValueError(
             f"buffer_bytes is {buffer_bytes} and heap_bytes {heap_bytes}\nhint: no GPU has so much, or so little"
         )
+    if is_staged and heap_bytes:
+        raise ValueError(f"heap_bytes is {heap_bytes}\nhint: a staged group's memory is the host's, and has no heap")
     if not timeout_s > 0:
         raise ValueError(f"timeout_s is {timeout_s}\nhint: it is seconds, more than 0")
     if where.type in ("cpu", "cuda"):
@@ -88,19 +93,25 @@ def open_group(
             num_lanes=num_lanes,
             is_replayable=is_replayable,
             heap_bytes=heap_bytes,
+            is_staged=is_staged,
         )
     number = count_off(group, where) if where.type in ("cpu", "cuda") else 0
     buffer_bytes = align(buffer_bytes, least_bytes)
     words, total_bytes = num_words(num_lanes, num_ranks), NUM_EPOCHS * num_lanes * buffer_bytes
     heap_bytes = align(heap_bytes, SLOT_ALIGNMENT)
-    opened = _open_memory(group, where, words, total_bytes + heap_bytes, timeout_s)
+    opened = _open_memory(group, where, words, total_bytes + heap_bytes, timeout_s, is_staged=is_staged)
     lanes = [Lane(opened.memory, index, buffer_bytes, is_replayable=is_replayable) for index in range(num_lanes)]
-    return PeerGroup(opened, lanes, where.type, total_bytes, process_group=group, number=number)
+    options: dict[str, Any] = {"process_group": group, "number": number, "is_staged": is_staged}
+    return PeerGroup(opened, lanes, where.type, total_bytes, **options)
 
 
 def _open_memory(
-    group: ProcessGroup, device: torch.device, words: int, total_bytes: int, timeout_s: float
+    group: ProcessGroup, device: torch.device, words: int, total_bytes: int, timeout_s: float, *, is_staged: bool
 ) -> OpenedGroup:
+    if is_staged and device.type in ("cpu", "cuda"):
+        from crossfade.peers.staged_memory import open_staged_memory
+
+        return open_staged_memory(group, device, words, total_bytes, timeout_s)
     if device.type == "cpu":
         from crossfade.peers.host_memory import open_host_memory
 
@@ -120,6 +131,7 @@ class PeerGroup:
         rank, num_ranks: this rank, and of how many.
         device_type: ``"cuda"`` or ``"cpu"``.
         number: which of all that were opened of its process group it is; the same on all ranks.
+        is_staged: whether its memory is the host's, for GPUs that do not reach each other.
         pids: the ranks' processes.
         key: what `crossfade.peers.groups.find_group` finds it by in this process, while it is open.
         belongings: what others keep with this rank's side of it, by names of theirs, until it is closed.
@@ -137,10 +149,12 @@ class PeerGroup:
         before_release: Callable[[str], None] | None = None,
         process_group: ProcessGroup | None = None,
         number: int = 0,
+        is_staged: bool = False,
     ) -> None:
         memory = self.memory = opened.memory
         self._process_group = None if process_group is None else ref(process_group)
         self.number = number
+        self.is_staged = is_staged
         self.belongings: dict[str, Any] = {}
         self.rank = memory.rank
         self.num_ranks = memory.num_ranks

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import reduce
 from typing import Any
@@ -18,6 +18,7 @@ from crossfade.peers import steps
 from crossfade.peers.exchange import barrier
 from crossfade.peers.lane import NUM_EPOCHS, Lane, num_words
 from crossfade.peers.memory import GroupMemory, Kind, Reduction
+from crossfade.peers.staged_memory import StagedKernels
 from crossfade.testing.fake import FakeDriver, Fault, Machine
 from crossfade.testing.fake.machine import Program, Range
 from tests.helpers.worlds.kit import finish, scratch
@@ -163,6 +164,7 @@ class PeerWorld:
     """Rank k enqueues the calls in order number k modulo their number; none for the order of ``calls``."""
     is_launched_elsewhere: bool = False  # graphs are launched on another stream than the one they were captured on
     lane: Callable[..., Lane] = Lane  # the class, with or without a fault
+    is_staged: bool = False  # sums are added up in a mirror of this rank's buffers
 
     def __call__(self, machine: Machine) -> Mapping[str, Program]:
         ranks = self.open(machine)
@@ -173,9 +175,17 @@ class PeerWorld:
         drivers = [
             FakeDriver(machine, f"rank {rank}", rank, num_queues=self.num_queues) for rank in range(self.num_ranks)
         ]
-        homes, memory = open_homes(drivers, FakeKernels, self.num_lanes, self._heap_begin(len(self.calls)))
+        total_bytes = self._heap_begin(len(self.calls))
+        homes, memory = open_homes(drivers, FakeKernels, self.num_lanes, total_bytes)
+        if self.is_staged:
+            homes = [self._staged(*each, total_bytes) for each in zip(homes, memory, strict=True)]
         lanes = [[self._lane(home, k) for k in range(self.num_lanes)] for home in homes]
         return list(zip(drivers, lanes, memory, strict=True))
+
+    @staticmethod
+    def _staged(home: GroupMemory, buffers: int, total_bytes: int) -> GroupMemory:
+        mirror = home.driver.allocate(total_bytes, f"mirror of rank {home.rank}")
+        return replace(home, kernels=StagedKernels(home.driver, home.kernels, buffers, mirror))
 
     def rounds_of(self, rank: int) -> Sequence[Round]:
         """How one rank makes all calls."""
@@ -335,7 +345,8 @@ class PeerWorld:
             board.close()
         for stream in streams:
             driver.destroy_stream(stream)
-        for address in held:
+        kernels = lanes[0].memory.kernels
+        for address in (*held, *([kernels.mirror] if isinstance(kernels, StagedKernels) else [])):
             driver.free(address)
         if driver.ledger.held():
             raise Fault("leak", f"{driver.process} still holds {', '.join(driver.ledger.held())}")

@@ -124,11 +124,11 @@ _TILE_ROWS = 128
 
 def candidates_for(shape: Shape, group: PeerGroup) -> list[Candidate]:
     """The candidates that are worth a try, the same on all ranks; `PLAIN` comes first where torch.distributed has the group."""
-    found = []
-    if group.process_group is not None:
-        found.append(PLAIN)
-        if fused.is_offered(shape, group):
-            found.append(Candidate("fused"))
+    found = [] if group.process_group is None else [PLAIN]
+    if group.is_staged:  # kernels reach no other rank's memory there
+        return found
+    if found and fused.is_offered(shape, group):
+        found.append(Candidate("fused"))
     return [*found, *_rounds(shape, group)]
 
 
