@@ -46,9 +46,8 @@ PROFILED = [side for side in SIDES if side not in ("crossfade", f"halves, NCCL o
 
 
 def sides_of(case: Case) -> list[str]:
-    """A backward by hand is what autograd makes of the module: those sides are crossfade's. Copy engines need peer access."""
-    sides = [side for side in SIDES if not (case.trains and side.startswith("halves"))]
-    return [side for side in sides if "cop" not in side] if os.environ.get(NO_PEERS) else sides
+    """A backward by hand is what autograd makes of the module: those sides are crossfade's."""
+    return [side for side in SIDES if not (case.trains and side.startswith("halves"))]
 
 
 def run_case(case: Case, num_ranks: int, device: str, folder: Path, limit_s: float, *, profiles: bool = False) -> str:
