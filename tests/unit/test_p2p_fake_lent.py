@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="crossfade.p2p")
 from crossfade.device.events import PooledEvent
 from crossfade.device.signals import WORD_BYTES, Counter, HostBoard
 from crossfade.host.memory import Memory
-from crossfade.p2p.transfer import Send
+from crossfade.p2p.transfer import Send, Taken
 from crossfade.testing.fake import Machine, sample
 from crossfade.testing.fake.machine import Program, Range
 from tests.helpers.fake_ranks import LONG, SHORT, Case, Rank, Setting, open_ranks
@@ -67,12 +67,13 @@ class Meeting:
     waits for, which may be enqueued first.
     """
 
-    def __init__(self, *programs: Callable[[Rank, Counter], Program]) -> None:
+    def __init__(self, *programs: Callable[[Rank, Counter], Program], num_queues: int | None = None) -> None:
         self.programs = programs
+        self.how = Setting(num_queues=num_queues)
 
     def __call__(self, machine: Machine) -> dict[str, Program]:
         machine.is_strict = False
-        ranks = open_ranks(machine, len(self.programs), Setting())
+        ranks = open_ranks(machine, len(self.programs), self.how)
         memory = Memory.create("a meeting", WORD_BYTES)
         boards = [HostBoard(rank.driver, memory, 1, "a meeting") for rank in ranks]
         memory.close()
@@ -119,13 +120,16 @@ def end(rank: Rank, sent: list[tuple[Any, Send]]) -> Program:
     rank.free(*(tensor for tensor, _ in sent))
 
 
-def test_a_rank_that_is_late_holds_up_no_other_rank_s_values() -> None:
-    """Rank 1 takes its values behind a meeting with rank 0, which comes to it once rank 2 has taken its own."""
+@pytest.mark.parametrize(("num_late", "num_queues"), [(1, None), (1, 4), (3, 4), (3, 8), (7, 8)])
+def test_ranks_that_are_late_hold_up_no_other_rank_s_values(num_late: int, num_queues: int | None) -> None:
+    """They take their values behind a meeting with rank 0, which comes to it once the last rank has taken its own."""
 
     def sender(rank: Rank, meeting: Counter) -> Program:
-        late = list(lend(rank, 2, 1, 0))
-        yield None
-        quick = list(lend(rank, 2, 2, 10))
+        late: list[tuple[Any, Send]] = []
+        for other in range(1, 1 + num_late):
+            late += lend(rank, 2, other, 0)
+            yield None
+        quick = list(lend(rank, 2, 1 + num_late, 10))
         yield None
         for _, send in quick:
             yield from rank.wait(send)
@@ -139,7 +143,8 @@ def test_a_rank_that_is_late_holds_up_no_other_rank_s_values() -> None:
     def quick(rank: Rank, meeting: Counter) -> Program:
         yield from take(rank, 2, 10)
 
-    verdict = sample(Meeting(sender, late, quick), range(40))
+    world = Meeting(sender, *[late] * num_late, quick, num_queues=num_queues)
+    verdict = sample(world, range(40 if num_late == 1 else 4))
     assert verdict.is_ok, verdict
 
 
@@ -168,9 +173,9 @@ def test_a_stream_that_waits_holds_up_no_other_stream_s_values() -> None:
     assert verdict.is_ok, verdict
 
 
-@pytest.mark.parametrize(("owner", "name"), [(Counter, "wait"), (PooledEvent, "hold")])
+@pytest.mark.parametrize(("owner", "name"), [(Counter, "wait"), (PooledEvent, "hold"), (Taken, "is_awaited")])
 def test_a_missing_wait_is_found_where_many_values_are_lent(
     owner: type, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owner, name, lambda *_: None)
+    monkeypatch.setattr(owner, name, lambda *_: True)
     assert sample(exchange(), range(20)).kind == "race"

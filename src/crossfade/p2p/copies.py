@@ -8,14 +8,14 @@
     landed      sender's push stream    copy into a cell of the receiver's | set done                then `Pushed`
                 receiver's current stream  (wait done) | copy out of it, in `Work.wait`, which need not wait for `Pushed`
     announced   receiver's pull stream  (wait ready) | copy out of the sender's memory | set done    (then `Pulled`)
-    lent        sender's current stream, or beside it    set ready    then `Announced`; with `Pulled`: beside it    wait done
+    lent        sender's current stream, or beside it    set ready    then `Announced`; pulled as above
     staged      sender's push stream    for each piece: copy into pinned memory of the host, and beside it (ahead: in it) set ready
                 receiver's pull stream  for each piece: (wait ready, beside it) | copy out of it, and behind the last one set done
 
 So whoever comes second enqueues the copy, a large value is copied once, and no stream waits for what is not enqueued (PL-5). The
 sender's memory is its tensor (*lent*: the sender waits for ``done`` before it changes it), or a cell into which the sender's stream
 has copied it: so it is with all but long values, whose sender then has nothing to wait for, and with memory that cannot be
-exported. Long values that are lent at the same time are told of, and waited for, on streams of ours (`Side.has_streams_for_lent`).
+exported. Of long values that are lent at the same time several streams say that they are there (`Side.stream_for_signal`).
 Where GPUs cannot reach each other, cells lie in memory of the host, and values go up and down in pieces
 (`device.staged_layout`). A short value goes this way in any case, in one piece: a copy between two GPUs takes longer to begin.
 
@@ -40,7 +40,7 @@ from crossfade.p2p.carrier import Carrier, Letters, Offer
 from crossfade.p2p.cells import Cell, Place
 from crossfade.p2p.letters import Exported, Forgotten, Pulled, Window
 from crossfade.p2p.memory import SHORT_BYTES
-from crossfade.p2p.transfer import OpenWindow, Receive, Send, Transfer
+from crossfade.p2p.transfer import OpenWindow, Receive, Send, Taken, Transfer
 from crossfade.p2p.under_way import UnderWay
 from crossfade.p2p.windows import Ends
 
@@ -69,6 +69,7 @@ class Copies(Carrier):
         # Those that are to be pulled once they have come, and whether their sender waits for that.
         self._to_come: dict[Receive, bool] = {}
         self._under_way = UnderWay()
+        self._taken = Taken()
 
     def push(self, send: Send, window: Window) -> None:
         stream = send.side.stream_beside(Role.PUSH, send.stream)
@@ -290,7 +291,7 @@ class Copies(Carrier):
         if len(pieces) == 1:
             if cell is not None:
                 side.driver.copy(cell.address, send.address, size_bytes, stream)
-            elif side.has_streams_for_lent and windows.num_lent > 1:
+            elif side.takes_in_order and windows.num_lent > 1:
                 stream = side.stream_for_signal(stream)
             ready.set(stream, window.uses)
         else:
@@ -335,13 +336,10 @@ class Copies(Carrier):
             if not transfer.is_enqueued:
                 self._keep(transfer, window)
             return
-        side = transfer.side
-        windows = self._ends[side.is_host].windows
-        done = windows.counters.done(window.word)
-        if side.has_streams_for_lent and windows.num_lent > 1 and window.send is transfer:
-            transfer.finish_behind(side.await_taken(done, window.uses, self))
-        else:
-            transfer.finish_at(done, window.uses)
+        done = self._ends[transfer.side.is_host].windows.counters.done(window.word)
+        transfer.finish_at(done, window.uses)
+        if isinstance(transfer, Send) and transfer.side.takes_in_order:
+            transfer.taken, transfer.turn = self._taken, self._taken.next_turn()
         self._begin_copy(transfer)
 
     def _begin_copy(self, transfer: Transfer) -> None:

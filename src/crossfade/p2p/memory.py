@@ -36,6 +36,9 @@ _LENT_BYTES_OF_DEVICE = (1 << 20) + 1
 _NUM_TELLING = 2
 """So many streams of ours say that values are there which are lent at the same time, in turns with the one that made them."""
 
+_MOST_TOLD_OF = 8
+"""So many of the program's streams have such streams beside them."""
+
 _MOST_NUMBERED = 1000
 """How many of the program's streams have numbers; values of others are announced without one."""
 
@@ -238,34 +241,22 @@ class Side:
         return stream
 
     @property
-    def has_streams_for_lent(self) -> bool:
-        """Whether streams of ours say that values are there which are lent at the same time, and wait until they are taken. Such a
-        signal takes a stream 3 us and a wait 2, so who asks for the last value first would wait for the signals of all. Where
-        streams wait ahead, none of ours waits for another rank (see `p2p.copies`).
-        """
+    def takes_in_order(self) -> bool:
+        """Whether values of other ranks that are lent are copied in the order in which this rank says so."""
         return not (self.is_host or self.landed_bytes)
 
     def stream_for_signal(self, stream: int) -> int:
-        """Where to say that one more of such values is there, which a stream has made: each has streams for that of its own, or one
-        would wait for what another one does.
+        """Where to say that one more of the values that are lent at the same time is there, which a stream has made. A signal takes
+        a stream 3 us, so who asks for the last value first would wait for those of all. Each stream has others for that of its
+        own, or one would wait for what another one does.
         """
         self._num_told += 1
         place = self._num_told % (1 + _NUM_TELLING)
-        if not place:
+        if not place or self.stream_number(stream) > _MOST_TOLD_OF:
             return stream
         beside = self.streams.get(Role.PUSH, f"tells {place} of {stream}")
         self.events.at(stream).hold(beside)
         return beside
-
-    def await_taken(self, counter: Counter, value: int, taker: object) -> int:
-        """A stream of ours on which such a value is waited for. A rank takes them in the order in which it says so; each has a
-        stream, or one would wait for another.
-        """
-        stream = self.streams.get(Role.PUSH, f"taken by {id(taker)}")
-        if stream not in self.awaiting:
-            self.awaiting.append(stream)
-        counter.wait(stream, value)
-        return stream
 
     def set_step(self, counter: Counter, step: int, stream: int) -> None:
         """Says behind a stream that a piece of a value is done. The word is set on a stream beside it, so that the next piece need

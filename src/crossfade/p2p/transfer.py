@@ -27,6 +27,30 @@ class Arrival(NamedTuple):
     value: Announced
 
 
+class Taken:
+    """Lent values in the order in which another rank's device takes them: a stream that waits for one waits for those before it,
+    and need not wait for each (2 us). While a value has not been taken, no later one has, so a stream that waits for that still
+    waits, and its handle is nobody else's.
+    """
+
+    def __init__(self) -> None:
+        self._num_turns = 0
+        self._awaited: dict[int, int] = {}  # by stream, the last turn that it waits for
+
+    def next_turn(self) -> int:
+        """Of one more value."""
+        self._num_turns += 1
+        return self._num_turns
+
+    def is_awaited(self, stream: int, turn: int) -> bool:
+        """Whether a stream waits, for another value, until one has been taken that has not been yet."""
+        return self._awaited.get(stream, 0) >= turn
+
+    def note(self, stream: int, turn: int) -> None:
+        """A stream waits for a value."""
+        self._awaited[stream] = turn
+
+
 class Transfer:
     """What both have. ``is_enqueued`` becomes True when everything that the transfer needs of the other rank's host has been done,
     or ``error`` says why it never will be. ``stream``: torch's current one when it began.
@@ -48,6 +72,9 @@ class Transfer:
         self.copy_stream: int | None = None
         self._counter: Counter | None = None
         self._value = 0
+        # Of a lent value: those that the other rank takes, and its place among them.
+        self.taken: Taken | None = None
+        self.turn = 0
 
     @property
     def address(self) -> int:
@@ -101,7 +128,11 @@ class Transfer:
             if stream != self.copy_stream:
                 event.hold(stream)
         elif counter is not None and not counter.has(self._value):
-            counter.wait(stream, self._value)
+            if self.taken is None:
+                counter.wait(stream, self._value)
+            elif not self.taken.is_awaited(stream, self.turn):
+                counter.wait(stream, self._value)
+                self.taken.note(stream, self.turn)
 
     def is_copied(self) -> bool:
         """Whether the copy has been made; a look that waits for nothing."""
