@@ -13,7 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from crossfade.errors import ChannelBroken, ChannelTimeout
+from crossfade.device.host_driver import HostDriver
+from crossfade.errors import ChannelBroken, ChannelTimeout, DeviceError
 from crossfade.peers.collectives import (
     SUMMABLE,
     all_gather,
@@ -204,9 +205,31 @@ def _staged(rank: int, num_ranks: int) -> None:
             ]
             for i, result in enumerate(function(rows[rank], group)):
                 assert same_bits(result, expected(name, [row[i] for row in rows], rank)), (name, i)
+        with pytest.raises(DeviceError, match="a staged group has no heap"):
+            group.empty(0, dtype=torch.uint8)
         group.close()
     with pytest.raises(ValueError, match="heap_bytes is 64\nhint: a staged group's memory is the host's"):
         open_group(**options, heap_bytes=64)
+
+
+def _staged_cannot_open(rank: int, num_ranks: int) -> None:
+    """The device of one rank refuses: all ranks hear of it, and keep nothing."""
+
+    def refuse(*_: Any) -> int:
+        raise DeviceError("no memory is left")
+
+    open_group(device="cpu", buffer_bytes=4096, is_staged=True).close()
+    before = footprint(os.getpid())
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("allocate", "map_host"):
+            if rank == 0:
+                patched.setattr(HostDriver, name, refuse)
+            with pytest.raises(DeviceError, match="no memory" if rank == 0 else "another rank could not open"):
+                open_group(device="cpu", buffer_bytes=4096, is_staged=True)
+            patched.undo()
+    grown = held_more(before)
+    assert not {"num_descriptors", "num_ring_mappings"} & set(grown), grown
+    dist.barrier()
 
 
 def _against_gloo(rank: int, num_ranks: int) -> None:
@@ -387,6 +410,7 @@ _OF_RANKS: dict[str, Callable[[int, int], None]] = {
     "large": _large,
     "random": _random,
     "staged": _staged,
+    "staged cannot open": _staged_cannot_open,
     "against gloo": _against_gloo,
     "sub-group": _sub_group,
     "heap": _heap,

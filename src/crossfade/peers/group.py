@@ -101,8 +101,7 @@ def open_group(
     heap_bytes = align(heap_bytes, SLOT_ALIGNMENT)
     opened = _open_memory(group, where, words, total_bytes + heap_bytes, timeout_s, is_staged=is_staged)
     lanes = [Lane(opened.memory, index, buffer_bytes, is_replayable=is_replayable) for index in range(num_lanes)]
-    options: dict[str, Any] = {"process_group": group, "number": number, "is_staged": is_staged}
-    return PeerGroup(opened, lanes, where.type, total_bytes, **options)
+    return PeerGroup(opened, lanes, where.type, total_bytes, process_group=group, number=number, is_staged=is_staged)
 
 
 def _open_memory(
@@ -263,6 +262,8 @@ class PeerGroup:
         """
         if self._tensor is None:
             raise ChannelClosed("the group is closed", hint="open a new one with open_group")
+        if self.is_staged:
+            raise DeviceError("a staged group has no heap", hint="give the collective a tensor of its own")
         begin, size_bytes = self._heap_end, math.prod(shape) * dtype.itemsize
         if begin + size_bytes > self.memory.buffer_bytes:
             raise DeviceError(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
 
 from crossfade.device.borrowed import torch_or_raise
-from crossfade.device.driver import Driver, HostRange
+from crossfade.device.driver import Driver
 from crossfade.device.host_driver import HostDriver
 from crossfade.device.signals import WORD_BYTES, HostBoard
 from crossfade.host.memory import PAGE_BYTES, Memory, align
@@ -53,47 +55,50 @@ def _reduce(reduction: Reduction) -> None:
         tensor_at(target, reduction.count, dtype).copy_(total)
 
 
-class HostBuffers(NamedTuple):
-    """Every rank's buffers and signals in memory of the host, as one rank has them."""
+class HostBuffers:
+    """Every rank's signals and buffers in memory of the host, as one rank reaches them.
 
-    parties: list[Party]
-    boards: list[HostBoard]
-    ranges: list[HostRange]
+    ``opened`` gives back what is made, also where the next step fails. Raises a `DeviceError` if a device refuses.
+    """
 
-    @property
-    def addresses(self) -> list[int]:
-        """Where each rank's buffers lie."""
-        return [each.address for each in self.ranges]
+    def __init__(
+        self, parties: Sequence[Party], driver: Driver, num_words: int, buffer_bytes: int, opened: ExitStack
+    ) -> None:
+        self.boards: list[HostBoard] = []
+        self.addresses: list[int] = []  # where each rank's buffers lie
+        for rank, party in enumerate(parties):
+            self.boards.append(HostBoard(driver, party.memory, num_words, f"rank {rank}"))
+            opened.callback(self.boards[-1].close)
+            mapped = driver.map_host(party.memory, board_bytes(num_words), buffer_bytes, f"buffers of rank {rank}")
+            opened.callback(mapped.close)
+            self.addresses.append(mapped.address)
 
-    def close(self) -> None:
-        """Gives the memory back."""
-        for board in self.boards:
-            board.close()
-        for each in self.ranges:
-            each.close()
+
+def board_bytes(num_words: int) -> int:
+    """How much of a rank's memory lies before its buffers."""
+    return align(num_words * WORD_BYTES, PAGE_BYTES)
 
 
-def share_buffers(ranks: Ranks, driver: Driver, num_words: int, buffer_bytes: int) -> HostBuffers:
-    """Shares memory of the host that a driver's device reaches among the ranks. Collective."""
-    board_bytes = align(num_words * WORD_BYTES, PAGE_BYTES)
-    parties = meet(ranks, Memory.create("peers", board_bytes + buffer_bytes))
-    boards = [HostBoard(driver, party.memory, num_words, f"rank {k}") for k, party in enumerate(parties)]
-    ranges = [
-        driver.map_host(party.memory, board_bytes, buffer_bytes, f"buffers of rank {k}")
-        for k, party in enumerate(parties)
-    ]
-    for party in parties:
-        party.memory.close()
-    return HostBuffers(parties, boards, ranges)
+@contextmanager
+def met(ranks: Ranks, memory: Memory) -> Iterator[list[Party]]:
+    """The ranks, each with memory for its signals and buffers, to be mapped inside. Collective."""
+    parties = meet(ranks, memory)
+    try:
+        yield parties
+    finally:
+        for party in parties:
+            party.memory.close()
 
 
 def open_host_memory(group: ProcessGroup, num_words: int, buffer_bytes: int, timeout_s: float) -> OpenedGroup:
     """Shares memory among the ranks. Collective."""
     torch = torch_or_raise()
-    driver = HostDriver(timeout_s, hint=HINT)
-    shared = share_buffers(Ranks.of_group(group, torch.device("cpu")), driver, num_words, buffer_bytes)
-    rank, addresses = torch.distributed.get_rank(group), shared.addresses
-    own = tensor_at(addresses[rank], buffer_bytes, torch.uint8)
-    kernels = HostKernels(driver)
-    memory = GroupMemory(driver, kernels, rank, len(addresses), addresses, buffer_bytes, shared.boards)
-    return OpenedGroup(memory, [party.pid for party in shared.parties], own, shared.close)
+    driver, rank = HostDriver(timeout_s, hint=HINT), torch.distributed.get_rank(group)
+    ranks = Ranks.of_group(group, torch.device("cpu"))
+    own_memory = Memory.create("peers", board_bytes(num_words) + buffer_bytes)
+    with ExitStack() as opened, met(ranks, own_memory) as parties:
+        shared = HostBuffers(parties, driver, num_words, buffer_bytes, opened)
+        own = tensor_at(shared.addresses[rank], buffer_bytes, torch.uint8)
+        where = shared.addresses, buffer_bytes, shared.boards
+        memory = GroupMemory(driver, HostKernels(driver), rank, len(parties), *where)
+        return OpenedGroup(memory, [party.pid for party in parties], own, opened.pop_all().close)

@@ -7,21 +7,28 @@ the blocks of the others come down into its *mirror* of this rank's buffers firs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from crossfade.device.borrowed import torch_or_raise
+from crossfade.device.capabilities import judge, read_facts, require
 from crossfade.device.driver import Driver
 from crossfade.device.host_driver import HostDriver
 from crossfade.device.tensors import load_kernels
-from crossfade.peers.host_memory import HINT, HostKernels, share_buffers, tensor_at
+from crossfade.errors import DeviceError
+from crossfade.host.memory import Heap, Memory
+from crossfade.peers.host_memory import HINT, HostBuffers, HostKernels, board_bytes, met
 from crossfade.peers.memory import GroupMemory, Kernels, OpenedGroup, Reduction
-from crossfade.peers.rendezvous import Ranks, await_all
+from crossfade.peers.rendezvous import Ranks, gather
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
+
+
+_REASONS_FOR_STAGING = ("no-peer-access", "pcie")
+"""What `judge` warns of, and staged groups are for."""
 
 
 class StagedKernels:
@@ -55,40 +62,73 @@ class StagedKernels:
 def open_staged_memory(
     group: ProcessGroup, device: torch.device, num_words: int, buffer_bytes: int, timeout_s: float
 ) -> OpenedGroup:
-    """Shares memory among the ranks, and loads every kernel. Collective; no stream of this device may be waiting."""
+    """Shares memory among the ranks, and loads every kernel. Collective; no stream of this device may be waiting.
+
+    Raises:
+        DeviceError: the machine does not allow it, or a rank's device refused, on all ranks.
+    """
     torch = torch_or_raise()
     rank, num_ranks = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
     device = torch.empty(0, device=device).device  # of 'cuda', the current one
-    driver, kernels, close_driver = _driver_of(device, rank, num_ranks, timeout_s)
-    shared = share_buffers(Ranks.of_group(group, device), driver, num_words, buffer_bytes)
-    addresses = shared.addresses
-    mirror = driver.allocate(buffer_bytes, "mirror of buffers")
-    await_all(group, device)
+    with ExitStack() as opened:
+        driver, kernels = _driver_of(device, rank, num_ranks, timeout_s, opened)
+        shared: HostBuffers | None = None
+        mirror, failure = 0, DeviceError("another rank could not open its memory", hint="its own error says why")
+        with met(Ranks.of_group(group, device), _reserved(board_bytes(num_words) + buffer_bytes)) as parties:
+            try:
+                mirror = driver.allocate(buffer_bytes, "mirror of buffers")
+                opened.callback(driver.free, mirror)
+                shared = HostBuffers(parties, driver, num_words, buffer_bytes, opened)
+                _try_out(driver, mirror, shared.addresses[rank])
+            except DeviceError as error:
+                shared, failure = None, error
+            have_failed = gather(group, device, [shared is None])
+        if shared is None or [1] in have_failed:
+            raise failure
+        staged = StagedKernels(driver, kernels, shared.addresses[rank], mirror)
+        memory = GroupMemory(driver, staged, rank, num_ranks, shared.addresses, buffer_bytes, shared.boards)
+        nothing = torch.empty(0, dtype=torch.uint8, device=device)
+        return OpenedGroup(memory, [party.pid for party in parties], nothing, opened.pop_all().close)
 
-    def close() -> None:
-        shared.close()
-        driver.free(mirror)
-        close_driver()
 
-    staged = StagedKernels(driver, kernels, addresses[rank], mirror)
-    memory = GroupMemory(driver, staged, rank, num_ranks, addresses, buffer_bytes, shared.boards)
-    own = tensor_at(addresses[rank], buffer_bytes, torch.uint8)
-    return OpenedGroup(memory, [party.pid for party in shared.parties], own, close)
+def _reserved(size_bytes: int) -> Memory:
+    """Memory all of whose pages are there: they are going to be pinned."""
+    memory = Memory.create("peers", 0)
+    try:
+        Heap(memory).allocate(size_bytes)
+    except OSError as error:
+        memory.close()
+        raise DeviceError(
+            f"buffers of {size_bytes} bytes: {error}", hint="give the group a smaller buffer_bytes"
+        ) from None
+    return memory
 
 
 def _driver_of(
-    device: torch.device, rank: int, num_ranks: int, timeout_s: float
-) -> tuple[Driver, Kernels, Callable[[], None]]:
-    """The driver of a device, kernels that are loaded, and what gives the driver back."""
+    device: torch.device, rank: int, num_ranks: int, timeout_s: float, opened: ExitStack
+) -> tuple[Driver, Kernels]:
+    """The driver of a device, and kernels that are loaded."""
     if device.type == "cpu":
         host = HostDriver(timeout_s, hint=HINT)
-        return host, HostKernels(host), lambda: None
+        return host, HostKernels(host)
     torch = torch_or_raise()
     from crossfade.device.cuda import CudaDriver
     from crossfade.peers.triton_kernels import TritonKernels
 
-    driver, kernels = CudaDriver(device.index), TritonKernels(device.index, rank, num_ranks)
+    require([finding for finding in judge(read_facts()) if finding.name not in _REASONS_FOR_STAGING])
+    driver = CudaDriver(device.index)
+    opened.callback(driver.close)
+    kernels = TritonKernels(device.index, rank, num_ranks)
     kernels.load()
     load_kernels((torch.uint8,), device.index)
     torch.cuda.synchronize(device.index)
-    return driver, kernels, driver.close
+    torch.cuda.empty_cache()  # the mirror is not torch's
+    return driver, kernels
+
+
+def _try_out(driver: Driver, mirror: int, buffers: int) -> None:
+    """Copies once each way: what a driver loads for that, it loads before any stream waits."""
+    stream = driver.create_stream("tried out")
+    for target, source in ((mirror, buffers), (mirror + 64, mirror), (buffers, mirror)):
+        driver.copy(target, source, 33, stream)
+    driver.destroy_stream(stream)

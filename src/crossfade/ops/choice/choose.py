@@ -272,6 +272,8 @@ def algorithm_of(
         candidate = choose(operator, group, given, num_rows, lane, most_received)
     elif isinstance(candidate, str):
         candidate = Candidate.parse(candidate)
+    if group.is_staged and candidate != PLAIN:
+        raise ValueError(f"'{candidate}' needs GPUs that reach each other\nhint: a staged group has 'plain' alone")
     algorithm = algorithms.get(candidate.name)
     if algorithm is None:
         raise ValueError(f"this operator cannot be done by '{candidate}'\nhint: one of {', '.join(algorithms)}")
