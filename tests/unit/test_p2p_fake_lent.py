@@ -12,13 +12,13 @@ import pytest
 
 pytest.importorskip("torch", reason="crossfade.p2p")
 
-import crossfade
 from crossfade.device.events import PooledEvent
 from crossfade.device.signals import WORD_BYTES, Counter, HostBoard
 from crossfade.host.memory import Memory
 from crossfade.p2p.transfer import Send, Taken
 from crossfade.testing.fake import Machine, sample
 from crossfade.testing.fake.machine import Program, Range
+from tests.helpers.builds import interpreted_only
 from tests.helpers.fake_ranks import LONG, SHORT, Case, Rank, Setting, open_ranks
 from tests.unit.test_p2p_fake import Step, World, value
 
@@ -182,7 +182,7 @@ def test_a_missing_wait_is_found_where_many_values_are_lent(
     assert sample(exchange(), range(20)).kind == "race"
 
 
-@pytest.mark.skipif(crossfade.compiled, reason="methods of compiled classes cannot be replaced")
+@interpreted_only("a method of a compiled class cannot be replaced")
 def test_a_wait_that_is_left_out_without_another_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Taken, "is_awaited", lambda *_: True)
     assert sample(exchange(), range(20)).kind == "race"
