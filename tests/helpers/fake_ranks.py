@@ -87,7 +87,8 @@ class Rank:
         buffer_bytes = how.buffer_bytes[min(number, len(how.buffer_bytes) - 1)]
         budget = Budget(how.num_queues or 32)
         landed_bytes = LONG if how.is_ahead else 0
-        side = self.side = Side(driver, count(), buffer_bytes, landed_bytes=landed_bytes, pull_budget=budget)
+        more: dict[str, Any] = {"landed_bytes": landed_bytes, "pull_budget": budget, "is_ahead": how.is_ahead}
+        side = self.side = Side(driver, count(), buffer_bytes, **more)
         side.current_stream = lambda: self.current
         side.lent_bytes = LONG + how.is_ahead
         side.staged.layout = StagedLayout(chunk_bytes=SHORT_BYTES)  # more than one piece for all but short values

@@ -337,9 +337,10 @@ class Copies(Carrier):
                 self._keep(transfer, window)
             return
         done = self._ends[transfer.side.is_host].windows.counters.done(window.word)
-        transfer.finish_at(done, window.uses)
         if isinstance(transfer, Send) and transfer.side.takes_in_order:
-            transfer.taken, transfer.turn = self._taken, self._taken.next_turn()
+            transfer.turn = self._taken.next_turn()
+            transfer.taken = self._taken  # before any thread waits for it
+        transfer.finish_at(done, window.uses)
         self._begin_copy(transfer)
 
     def _begin_copy(self, transfer: Transfer) -> None:

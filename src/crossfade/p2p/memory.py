@@ -190,6 +190,7 @@ class Side:
         *,
         landed_bytes: int = 0,
         pull_budget: Budget | None = None,
+        is_ahead: bool = False,
     ) -> None:
         self.driver = driver
         self.is_host = driver.device == HOST
@@ -201,6 +202,8 @@ class Side:
         )
         self.short = self.direct if self.is_host else self.staged  # where short values pass
         self.landed_bytes = landed_bytes
+        # Whether all ranks copy what others lend in the order in which they say so: on one stream, as where no stream waits ahead.
+        self.takes_in_order = not (self.is_host or is_ahead)
         self.lent_bytes = max(_LENT_BYTES_OF_HOST if self.is_host else _LENT_BYTES_OF_DEVICE, landed_bytes + 1)
         self.streams = Streams(driver)
         self.push_stream = self.streams.get(Role.PUSH)
@@ -240,11 +243,6 @@ class Side:
             self.awaiting.append(stream)
         return stream
 
-    @property
-    def takes_in_order(self) -> bool:
-        """Whether values of other ranks that are lent are copied in the order in which this rank says so."""
-        return not (self.is_host or self.landed_bytes)
-
     def stream_for_signal(self, stream: int) -> int:
         """Where to say that one more of the values that are lent at the same time is there, which a stream has made. A signal takes
         a stream 3 us, so who asks for the last value first would wait for those of all. Each stream has others for that of its
@@ -252,7 +250,7 @@ class Side:
         """
         self._num_told += 1
         place = self._num_told % (1 + _NUM_TELLING)
-        if not place or self.stream_number(stream) > _MOST_TOLD_OF:
+        if not (place and 0 < self.stream_number(stream) <= _MOST_TOLD_OF):
             return stream
         beside = self.streams.get(Role.PUSH, f"tells {place} of {stream}")
         self.events.at(stream).hold(beside)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.device.capabilities import judge, read_facts, read_topology, require
@@ -94,9 +94,8 @@ def open_ranks(
         for driver in drivers:
             landed_bytes = buffer_bytes // _NUM_LANDED if is_ahead and driver.device != HOST else 0
             budget = _budget_of(driver.device) if landed_bytes else None
-            sides[driver.device == HOST] = Side(
-                driver, numbers, buffer_bytes, landed_bytes=landed_bytes, pull_budget=budget
-            )
+            more: dict[str, Any] = {"landed_bytes": landed_bytes, "pull_budget": budget, "is_ahead": is_ahead}
+            sides[driver.device == HOST] = Side(driver, numbers, buffer_bytes, **more)
         far = [k for k, party in enumerate(parties) if party is None]
         streams = open_streams(rank, far, ranks.gather, timeout_s) if _is_anywhere(ranks, far) else {}
         own_alarm = Alarm(own)

@@ -27,10 +27,14 @@ class Arrival(NamedTuple):
     value: Announced
 
 
+_OF_EACH_THREAD = 2
+"""CUDA's handle of the default stream of whichever thread uses it."""
+
+
 class Taken:
     """Lent values in the order in which another rank's device takes them: a stream that waits for one waits for those before it,
     and need not wait for each (2 us). While a value has not been taken, no later one has, so a stream that waits for that still
-    waits, and its handle is nobody else's.
+    waits, and its handle is no other's; but for the one handle that stands for a stream of each thread.
     """
 
     def __init__(self) -> None:
@@ -48,7 +52,8 @@ class Taken:
 
     def note(self, stream: int, turn: int) -> None:
         """A stream waits for a value."""
-        self._awaited[stream] = turn
+        if stream != _OF_EACH_THREAD:
+            self._awaited[stream] = turn
 
 
 class Transfer:

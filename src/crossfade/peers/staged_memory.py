@@ -7,9 +7,10 @@ the blocks of the others come down into its *mirror* of this rank's buffers firs
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.device.capabilities import judge, read_facts, require
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
+
+T = TypeVar("T")
 
 _REASONS_FOR_STAGING = ("no-peer-access", "pcie")
 """What `judge` warns of, and staged groups are for."""
@@ -71,37 +74,42 @@ def open_staged_memory(
     rank, num_ranks = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
     device = torch.empty(0, device=device).device  # of 'cuda', the current one
     with ExitStack() as opened:
-        driver, kernels = _driver_of(device, rank, num_ranks, timeout_s, opened)
-        shared: HostBuffers | None = None
-        mirror, failure = 0, DeviceError("another rank could not open its memory", hint="its own error says why")
-        with met(Ranks.of_group(group, device), _reserved(board_bytes(num_words) + buffer_bytes)) as parties:
-            try:
-                mirror = driver.allocate(buffer_bytes, "mirror of buffers")
-                opened.callback(driver.free, mirror)
-                shared = HostBuffers(parties, driver, num_words, buffer_bytes, opened)
-                _try_out(driver, mirror, shared.addresses[rank])
-            except DeviceError as error:
-                shared, failure = None, error
-            have_failed = gather(group, device, [shared is None])
-        if shared is None or [1] in have_failed:
-            raise failure
+        own = Memory.create("peers", 0)
+        opened.callback(own.close)
+
+        def prepare() -> tuple[Driver, Kernels]:
+            Heap(own).allocate(board_bytes(num_words) + buffer_bytes)  # all of its pages: they are going to be pinned
+            return _driver_of(device, rank, num_ranks, timeout_s, opened)
+
+        def share() -> tuple[HostBuffers, int]:
+            mirror = driver.allocate(buffer_bytes, "mirror of buffers")
+            opened.callback(driver.free, mirror)
+            shared = HostBuffers(parties, driver, num_words, buffer_bytes, opened)
+            _try_out(driver, mirror, shared.addresses[rank])
+            return shared, mirror
+
+        driver, kernels = _together(group, device, prepare)
+        with met(Ranks.of_group(group, device), own) as parties:
+            shared, mirror = _together(group, device, share)
         staged = StagedKernels(driver, kernels, shared.addresses[rank], mirror)
         memory = GroupMemory(driver, staged, rank, num_ranks, shared.addresses, buffer_bytes, shared.boards)
         nothing = torch.empty(0, dtype=torch.uint8, device=device)
         return OpenedGroup(memory, [party.pid for party in parties], nothing, opened.pop_all().close)
 
 
-def _reserved(size_bytes: int) -> Memory:
-    """Memory all of whose pages are there: they are going to be pinned."""
-    memory = Memory.create("peers", 0)
+def _together(group: ProcessGroup, device: torch.device, step: Callable[[], T]) -> T:
+    """What a step gives on this rank, once it has succeeded on all; a `DeviceError` on all of them if it failed. Collective."""
     try:
-        Heap(memory).allocate(size_bytes)
+        made: T | None = step()
+        failure = DeviceError("another rank could not open its memory", hint="its own error says why")
+    except DeviceError as error:
+        made, failure = None, error
     except OSError as error:
-        memory.close()
-        raise DeviceError(
-            f"buffers of {size_bytes} bytes: {error}", hint="give the group a smaller buffer_bytes"
-        ) from None
-    return memory
+        made, failure = None, DeviceError(f"the host's memory: {error}", hint="give the group a smaller buffer_bytes")
+    have_failed = gather(group, device, [made is None])
+    if made is None or [1] in have_failed:
+        raise failure
+    return made
 
 
 def _driver_of(
@@ -128,7 +136,12 @@ def _driver_of(
 
 def _try_out(driver: Driver, mirror: int, buffers: int) -> None:
     """Copies once each way: what a driver loads for that, it loads before any stream waits."""
-    stream = driver.create_stream("tried out")
-    for target, source in ((mirror, buffers), (mirror + 64, mirror), (buffers, mirror)):
-        driver.copy(target, source, 33, stream)
-    driver.destroy_stream(stream)
+    stream, event = driver.create_stream("tried out"), driver.create_host_event()
+    try:
+        for target, source in ((mirror, buffers), (mirror + 64, mirror), (buffers, mirror)):
+            driver.copy(target, source, 33, stream)
+        driver.record_event(event, stream)
+        driver.wait_host(event)
+    finally:
+        driver.destroy_event(event)
+        driver.destroy_stream(stream)
