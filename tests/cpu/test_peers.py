@@ -13,10 +13,13 @@ from crossfade.peers.collectives import all_gather, all_reduce, all_to_all, redu
 from crossfade.peers.group import PeerGroup, open_group  # noqa: E402
 from tests.helpers.peer_cases import CASES, FUNCTIONS, check  # noqa: E402
 from tests.helpers.peer_kills import kill_many  # noqa: E402
+from tests.helpers.peer_staged_cases import CASES as STAGED  # noqa: E402
 from tests.helpers.ranks import suite  # noqa: E402
 
 TestTwoRanks = suite(CASES, 2, limit_s=100)
 TestThreeRanks = suite(CASES, 3, limit_s=100)
+TestTwoStagedRanks = suite(STAGED, 2, limit_s=100)
+TestThreeStagedRanks = suite(STAGED, 3, limit_s=100)
 
 
 def test_no_process_group() -> None:

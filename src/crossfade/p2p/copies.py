@@ -8,7 +8,7 @@
     landed      sender's push stream    copy into a cell of the receiver's | set done                then `Pushed`
                 receiver's current stream  (wait done) | copy out of it, in `Work.wait`, which need not wait for `Pushed`
     announced   receiver's pull stream  (wait ready) | copy out of the sender's memory | set done    (then `Pulled`)
-    lent        sender's current stream, or beside it    set ready    then `Announced`; pulled as above
+    lent        sender's current stream, or one of ours behind it    set ready    then `Announced`; pulled as above
     staged      sender's push stream    for each piece: copy into pinned memory of the host, and beside it (ahead: in it) set ready
                 receiver's pull stream  for each piece: (wait ready, beside it) | copy out of it, and behind the last one set done
 

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 HINT = "all ranks must call the collectives of a lane in the same order, with the same lengths"
 
 
-def tensor_at(address: int, count: int, dtype: Any) -> torch.Tensor:
-    """What lies in memory of the host."""
+def _tensor_at(address: int, count: int, dtype: Any) -> torch.Tensor:
     array = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
     return torch_or_raise().frombuffer(array, dtype=dtype, count=count)  # type: ignore[no-any-return]
 
@@ -47,12 +46,12 @@ def _reduce(reduction: Reduction) -> None:
     torch = torch_or_raise()
     dtype = getattr(torch, reduction.kind.name)
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    first, *rest = (tensor_at(address, reduction.count, dtype) for address in reduction.sources())
+    first, *rest = (_tensor_at(address, reduction.count, dtype) for address in reduction.sources())
     total = first.to(wide, copy=True)
     for block in rest:
         total += block.to(wide)
     for target in reduction.targets:
-        tensor_at(target, reduction.count, dtype).copy_(total)
+        _tensor_at(target, reduction.count, dtype).copy_(total)
 
 
 class HostBuffers:
@@ -98,7 +97,7 @@ def open_host_memory(group: ProcessGroup, num_words: int, buffer_bytes: int, tim
     own_memory = Memory.create("peers", board_bytes(num_words) + buffer_bytes)
     with ExitStack() as opened, met(ranks, own_memory) as parties:
         shared = HostBuffers(parties, driver, num_words, buffer_bytes, opened)
-        own = tensor_at(shared.addresses[rank], buffer_bytes, torch.uint8)
+        own = _tensor_at(shared.addresses[rank], buffer_bytes, torch.uint8)
         where = shared.addresses, buffer_bytes, shared.boards
         memory = GroupMemory(driver, HostKernels(driver), rank, len(parties), *where)
         return OpenedGroup(memory, [party.pid for party in parties], own, opened.pop_all().close)
