@@ -6,6 +6,7 @@ The source is the same: mypyc makes C of the modules in `HOT`. Everything else a
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -100,7 +101,23 @@ def extensions() -> list[Any]:
     with chdir(ROOT / "src"):  # what tracebacks call a file is then the same as in an installed package
         paths = [f"crossfade/{name}.py" for name in HOT]
         options = ["--config-file", str(ROOT / "mypyc.ini")]
-        return mypycify([*options, *paths], opt_level="3", target_dir=str(ROOT / "build"), group_name="crossfade")
+        made = mypycify([*options, *paths], opt_level="3", target_dir=str(ROOT / "build"), group_name="crossfade")
+        for source in {source for extension in made for source in extension.sources}:
+            leave_out_spares(Path(source))
+        return made
+
+
+def leave_out_spares(source: Path) -> None:
+    """Takes mypyc's spares out of C that it made: a closure or a generator that is freed is not kept for the next of its kind.
+
+    mypyc 2.4.1 offers a spare before it has let go of what the freed one holds. Where letting go runs other code (a finalizer, or
+    another thread, as one is let in), that code can be given the spare, and then loses from it what it has just put there.
+    """
+    text = source.read_text()
+    text, num_left_out = re.subn(r"if \(\w+_free_instance == NULL\) \{", "if (0) {", text)
+    if num_left_out != len(re.findall(r"\w+_free_instance = self;", text)):
+        raise SystemExit(f"crossfade: {source.name} keeps spares in a way that is not known: build with {MYPYC}")
+    source.write_text(text)
 
 
 if not is_to_compile():

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crossfade.channels.protocol import EMPTY
+from crossfade.channels.ring_layout import SLOT_BYTES
 from crossfade.channels.tcp import TcpReader, TcpWriter
 from crossfade.channels.wires import Wires, next_pause_ms
 from crossfade.errors import ChannelBroken
@@ -283,6 +284,29 @@ def test_values_are_read_in_their_order_whoever_takes_them_in(steps: list[str]) 
             read.append(_until(reader.try_read, lambda value: value is not EMPTY))
         assert [number for number, _ in read] == list(range(written))
         assert reader.try_read() is EMPTY
+
+
+def test_a_value_that_begins_to_come_while_another_landing_is_freed_comes_whole() -> None:
+    """As where a thread is let in there: a compiled closure that is being freed is not yet the next one's."""
+    with ExitStack() as undo:
+        bell = new_bell(undo)
+        (freed, _), (landing, _) = new_ring(undo, bell, 2, 1), new_ring(undo, bell, 2, 1)
+        begun: list[Callable[[], None]] = []
+
+        class Last:
+            """The last thing that the freed landing lets go of."""
+
+            def __call__(self) -> bool:
+                return True
+
+            def __del__(self) -> None:
+                begun.append(landing.begin(SLOT_BYTES, 70_000)[1])
+
+        freed.is_empty = Last()
+        _, finish = freed.begin(SLOT_BYTES, 50_000)
+        del freed, finish
+        begun.pop()()
+        assert landing.ring.num_values == 1
 
 
 def test_two_threads_write_and_read_a_stream_of_mixed_sizes() -> None:
