@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from crossfade.batches import carriers, interleave, interleaved
 from crossfade.batches.calibration import MOST_STEPS
+from crossfade.errors import BatchesError
 from tests.helpers.batches_cases import meet
 from tests.helpers.batches_models import NEAR, all_sum, assert_near, gradients, random_model, same_input, train
 from tests.helpers.batches_wrappers import GROUPS, Gathering, Tensors, quiet
@@ -102,6 +104,39 @@ def captured(device: str) -> None:
                 assert len(report.measured_ms) == 6, report
             else:
                 assert report.way == f"{way}, captured"
+
+
+def captured_training(device: str) -> None:
+    """Gradients add up over two steps, an optimizer changes the weights, and what is in the way is told."""
+    for way in (GROUPS, COPIES, "one batch", None):
+        ours, plain = Wide(512, device), Wide(512, device)
+        plain.load_state_dict(ours.state_dict())
+        handle = interleave(ours, way=way, capture=True)
+        optimizers = [torch.optim.SGD(each.parameters(), 0.05) for each in (ours, plain)]
+        for seed in range(MOST_STEPS + 4 if way is None else 6):
+            x = torch.randn(256, 512, generator=torch.Generator().manual_seed(seed)).to(device)
+            losses = [call(x).square().mean() for call in (handle, plain)]
+            for loss in losses:
+                loss.backward()
+            assert torch.allclose(losses[0], losses[1], rtol=1e-3), (way, seed)
+            if seed % 2:
+                for one, other in zip(ours.parameters(), plain.parameters(), strict=True):
+                    assert one.grad is not None
+                    assert other.grad is not None
+                    assert torch.allclose(one.grad, other.grad, rtol=1e-2, atol=1e-5), (way, seed)
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        report = handle.report()
+        assert report.is_settled
+        if way is None:
+            assert len(report.measured_ms) == 6, report
+        else:
+            assert report.way == f"{way}, captured", report
+            first = handle(torch.ones(256, 512, device=device)).sum()
+            handle(torch.zeros(256, 512, device=device)).sum().backward()
+            with pytest.raises(BatchesError, match="too late"):
+                first.backward()
 
 
 def calibration(device: str) -> None:
@@ -215,6 +250,7 @@ CASES: dict[str, Case] = {
     "replayed": replayed,
     "freed": freed,
     "captured": captured,
+    "captured_training": captured_training,
     "calibration": calibration,
     "recorded": recorded,
     "ddp": ddp,

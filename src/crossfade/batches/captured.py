@@ -1,42 +1,222 @@
-"""A call as a CUDA graph: inputs are copied into its own, it is replayed, and copies of its outputs are given."""
+"""Calls as CUDA graphs: inputs are copied into a graph's own, it is replayed, and copies of its outputs are given.
+
+A call with gradients is two graphs in one memory, of its forward and of its backward::
+
+    forward    copy inputs, replay the forward                       -> copies of the outputs
+    backward   copy the outputs' gradients, replay the backward      -> copies of the gradients of inputs and parameters
+
+torch's autograd knows the pair as one function of the inputs and the parameters, so hooks of parameters, gradients that are added
+up over several steps, and what stands before and behind the module are as ever. (`torch.cuda.make_graphed_callables` makes such
+pairs too, but takes tensors alone, in order, runs the module three times more, and gives its own memory as gradients: what a
+parameter holds of one step would change in the next.)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from crossfade.errors import BatchesError
 from crossfade.peers.replays import stop_recording
+
+Record = Callable[[Callable[[], Any]], tuple[Callable[[], object], Any]]
+"""Records what a function enqueues, in memory that all records of a recorder share. Gives what repeats it, and its result, which is
+filled again each time."""
+
+
+class Graphs:
+    """Records CUDA graphs that are replayed in the order in which they were captured."""
+
+    def __init__(self) -> None:
+        self._pool: Any = torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
+        graph, caller = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        torch.cuda.synchronize()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                result = work()
+        except BaseException:
+            torch.cuda.set_stream(caller)  # torch leaves its own one current where the end of the capture fails
+            stop_recording(torch.cuda.current_device(), self._pool)
+            raise
+        return graph.replay, result
+
+
+@contextmanager
+def _own_casts() -> Iterator[None]:
+    """Autocast takes no cast of a weight from before, which is freed where autocast's region ends, and keeps none."""
+    was_cached = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(was_cached)
+
+
+@contextmanager
+def _put_in(module: nn.Module, instead: Mapping[int, nn.Parameter]) -> Iterator[None]:
+    """A module has other parameters meanwhile: by the `id` of its own."""
+    places = [
+        (each, name, own)
+        for each in module.modules()
+        for name, own in each.named_parameters(recurse=False, remove_duplicate=False)
+    ]
+    try:
+        for each, name, own in places:
+            setattr(each, name, instead[id(own)])
+        yield
+    finally:
+        for each, name, own in places:
+            setattr(each, name, own)
 
 
 class CapturedCall:
-    """One call, captured for arguments of one signature. It needs no gradient, and keeps no state on the CPU.
+    """One call without gradients, captured for arguments of one signature. It keeps no state on the CPU.
 
     Args:
         call: of the arguments; it has run before, so that nothing is made for the first time in the capture.
+        record: what captures.
     """
 
-    def __init__(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        self._inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        own_args, own_kwargs = pytree.tree_unflatten(self._inputs, spec)
-        self._graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        pool: Any = torch.cuda.graph_pool_handle()
-        caller = torch.cuda.current_stream()
-        try:
-            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-                self._output = call(*own_args, **own_kwargs)
-        except BaseException:
-            torch.cuda.set_stream(caller)  # torch leaves its own one current where the end of the capture fails
-            stop_recording(torch.cuda.current_device(), pool)
-            raise
+    def __init__(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], record: Record | None = None
+    ) -> None:
+        self._inputs, (own_args, own_kwargs) = _copies(args, kwargs)
+        with _own_casts():
+            self._replay, self._output = (record or Graphs())(lambda: call(*own_args, **own_kwargs))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        for own, given in zip(self._inputs, pytree.tree_leaves((args, kwargs)), strict=True):
-            if isinstance(own, torch.Tensor):
-                own.copy_(given)
-        self._graph.replay()
-        return pytree.tree_map_only(torch.Tensor, torch.clone, self._output)
+        _fill(self._inputs, pytree.tree_leaves((args, kwargs)))
+        self._replay()
+        return pytree.tree_map_only(Tensor, torch.clone, self._output)
+
+
+class CapturedStep:
+    """One call with gradients, and its backward. As `CapturedCall`, and:
+
+    - the backward of a call comes before the next call, and once: what it needs of its forward is in the graphs' memory;
+    - all outputs that are tensors count, and gradients of gradients are not to be had.
+
+    Args:
+        module: whose parameters get gradients. The graphs read them where they lie.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        record: Record | None = None,
+    ) -> None:
+        record = record or Graphs()
+        self.number = 0  # of the last call; 0 where its backward has run
+        self._num_calls = 0
+        self._inputs, (own_args, own_kwargs) = _copies(args, kwargs)
+        self._parameters = list(module.parameters())
+        self._places = self._current_places()
+        # Leaves of their own: a parameter's own node of autograd may be of a step before, and of a stream that is not captured.
+        leaves = {id(each): nn.Parameter(each.detach(), each.requires_grad) for each in self._parameters}
+        with _put_in(module, leaves):
+            self._forward, output = record(lambda: call(*own_args, **own_kwargs))
+            self._outputs, self._spec = pytree.tree_flatten(output)
+            tensors = [each for each in self._outputs if isinstance(each, Tensor)]
+            self.needs_gradient = [each.requires_grad for each in tensors]
+            ends = [each for each in tensors if each.requires_grad]
+            if not ends:
+                raise BatchesError("no output needs a gradient", hint="call it under torch.no_grad()")
+            self._gradients = [torch.zeros_like(each) for each in ends]
+            given = [each for each in self._inputs if isinstance(each, Tensor)]
+            self._wanted = [each.requires_grad for each in (*given, *leaves.values())]
+            sources = [each for each in (*given, *leaves.values(), *self._parameters) if each.requires_grad]
+            self._backward, found = record(
+                lambda: torch.autograd.grad(ends, sources, self._gradients, allow_unused=True)
+            )
+        num_wanted = sum(self._wanted)
+        if any(each is not None for each in found[num_wanted:]):
+            raise BatchesError("the module has a parameter where it is not registered", hint="register it there too")
+        self._found = found[:num_wanted]
+        self._outputs = [each.detach() if isinstance(each, Tensor) else each for each in self._outputs]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._current_places() != self._places:
+            raise BatchesError(
+                "a parameter lies elsewhere, or needs a gradient now and did not, or the other way round",
+                hint="a captured call reads parameters where they were: make a new handle after moving or freezing them",
+            )
+        leaves = pytree.tree_leaves((args, kwargs))
+        given = [each for each in leaves if isinstance(each, Tensor)]
+        tensors = iter(_Replayed.apply(self, leaves, *given, *self._parameters))  # type: ignore[no-untyped-call]
+        filled = [next(tensors) if isinstance(each, Tensor) else each for each in self._outputs]
+        return pytree.tree_unflatten(filled, self._spec)
+
+    def _current_places(self) -> list[tuple[int, bool]]:
+        local: list[Any] = [getattr(each, "_local_tensor", each) for each in self._parameters]  # of a DTensor
+        return [(mine.data_ptr(), each.requires_grad) for mine, each in zip(local, self._parameters, strict=True)]
+
+    def forward(self, leaves: Sequence[Any]) -> list[Tensor]:
+        """Copies of the outputs that are tensors, for the leaves of the arguments."""
+        _fill(self._inputs, leaves)
+        self._forward()
+        self._num_calls += 1
+        self.number = self._num_calls
+        return [each.clone() for each in self._outputs if isinstance(each, Tensor)]
+
+    def backward(self, number: int, gradients: Sequence[Tensor]) -> list[Tensor | None]:
+        """Copies of the gradients of tensors and parameters, for those of all outputs that are tensors."""
+        if number != self.number:
+            raise BatchesError(
+                "the backward of a captured call comes too late, or again",
+                hint="call backward once before the next call, or interleave(..., capture=False)",
+            )
+        self.number = 0
+        _fill(self._gradients, [each for each, needs in zip(gradients, self.needs_gradient, strict=True) if needs])
+        self._backward()
+        found = iter(self._found)
+        return [_copy(next(found)) if is_wanted else None for is_wanted in self._wanted]
+
+
+class _Replayed(torch.autograd.Function):
+    """A captured step to autograd: of the tensors among the arguments, and of the parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, step: CapturedStep, leaves: Sequence[Any], *_: Tensor) -> tuple[Tensor, ...]:
+        outputs = step.forward(leaves)
+        ctx.step, ctx.number = step, step.number
+        ctx.mark_non_differentiable(
+            *(out for out, needs in zip(outputs, step.needs_gradient, strict=True) if not needs)
+        )
+        return tuple(outputs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, None, *ctx.step.backward(ctx.number, gradients))
+
+
+def _copies(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+    """The leaves of arguments, tensors as copies that are leaves of autograd; and the arguments made of them."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    own = [
+        leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+        for leaf in leaves
+    ]
+    return own, pytree.tree_unflatten(own, spec)
+
+
+@torch.no_grad()
+def _fill(own: Sequence[Any], given: Sequence[Any]) -> None:
+    for mine, each in zip(own, given, strict=True):
+        if isinstance(mine, Tensor):
+            mine.copy_(each)
+
+
+def _copy(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.clone()

@@ -46,7 +46,8 @@ def interleave(
             dimension, and single numbers are averaged by rows.
         group: the ranks that call it; None for the default group.
         way: ``"one batch"``, ``"process groups"`` or ``"copy engines"``: nothing is measured, and this is done.
-        capture: also measure CUDA graphs, for calls without gradients. The module must do the same work in each call of one kind.
+        capture: also measure CUDA graphs. The module must do the same work in each call of one kind; a call with gradients has its
+            backward before the next call.
         per_shape: measure again when shapes change. False: ranks may have inputs of different shapes.
         max_ctas: the most blocks of NCCL's kernels in interleaved calls; None for NCCL's choice.
         timeout_s: how long ranks wait for each other where they compare.

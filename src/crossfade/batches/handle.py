@@ -14,10 +14,10 @@ from torch.utils import _pytree as pytree
 
 from crossfade.batches.agreement import Agreement, maximum
 from crossfade.batches.calibration import Moves, Way
-from crossfade.batches.captured import CapturedCall
+from crossfade.batches.captured import CapturedCall, CapturedStep
 from crossfade.batches.carriers import Carrier, CopyEngines, ProcessGroups, own_stream
 from crossfade.batches.fsdp import share_parameters
-from crossfade.batches.obstacles import why_one_batch
+from crossfade.batches.obstacles import why_not_captured, why_one_batch
 from crossfade.batches.parts import Run, current_part
 from crossfade.batches.report import BatchesReport
 from crossfade.batches.tensors import Call, signature
@@ -52,9 +52,8 @@ class Runner:
         self._groups = ProcessGroups(max_ctas)
         self._copies = CopyEngines(num_batches, self._groups)
 
-    def tuner(self, device: str, key: Sequence[str], reason: str, *, in_one_stream: bool) -> Tuner:
+    def tuner(self, device: str, key: Sequence[str], reason: str, *, in_one_stream: bool, captures: bool) -> Tuner:
         """The ways of a kind of call that is new. Collective."""
-        captures = self.captures and device == "cuda" and not torch.is_grad_enabled()
         if self.agreement is None and dist.is_initialized():
             self.agreement, self._group = Agreement(self._group, self._timeout_s), None
         if self.agreement is None:
@@ -131,7 +130,7 @@ class Interleaved:
         self._join = join
         self._per_shape = per_shape
         self._tuners: dict[tuple[str, ...], Tuner] = {}
-        self._captured: dict[tuple[str, ...], dict[Way, CapturedCall]] = {}
+        self._captured: dict[tuple[str, ...], dict[Way, CapturedCall | CapturedStep]] = {}
         self._last: Tuner | None = None
         self._in_one_stream = share_parameters(module, runner.num_batches)
 
@@ -163,6 +162,7 @@ class Interleaved:
         modes = (
             "training" if self.module.training else "evaluation",
             "with gradients" if torch.is_grad_enabled() else "without gradients",
+            *(["in inference mode"] if torch.is_inference_mode_enabled() else []),
             *(f"autocast on {kind}" for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)),
         )
         kind = signature((args, kwargs), with_values=self._runner.captures)
@@ -172,9 +172,13 @@ class Interleaved:
         reason = why_one_batch(self.module)
         if not reason and not self._split(args, kwargs, self._runner.num_batches):
             reason = f"a batch has fewer rows than {self._runner.num_batches}"
+        device, why = self._device(args, kwargs), why_not_captured(self.module) if torch.is_grad_enabled() else ""
+        captures = self._runner.captures and device == "cuda" and not why
         tuner = self._tuners[key] = self._runner.tuner(
-            self._device(args, kwargs), key, reason, in_one_stream=self._in_one_stream
+            device, key, reason, in_one_stream=self._in_one_stream, captures=captures
         )
+        if self._runner.captures and why:
+            tuner.notes.append(f"not captured: {why}")
         if any(
             isinstance(each, nn.modules.dropout._DropoutNd) and each.training and each.p
             for each in self.module.modules()
@@ -216,11 +220,19 @@ class Interleaved:
             )  # communicators and buffers are there then
             why = ""
             try:
-                call = CapturedCall(lambda *a, **k: self._run(Step(plain), a, k)[0], args, kwargs)
+                call = self._capture(lambda *a, **k: self._run(Step(plain), a, k)[0], args, kwargs)
             except Exception as error:
                 why = f"{type(error).__name__}: {error}".partition("\n")[0]
             if tuner.gives_up(step, why) or call is None:
                 return output, run
             graphs[step.way] = call
+            del output
             tuner.restart(step)
         return call(*args, **kwargs), run
+
+    def _capture(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> CapturedCall | CapturedStep:
+        if torch.is_grad_enabled():
+            return CapturedStep(self.module, call, args, kwargs)
+        return CapturedCall(call, args, kwargs)

@@ -1,4 +1,4 @@
-"""Modules whose batch must not be split, with the reason."""
+"""Modules whose batch must not be split, or whose training must not be captured, with the reason."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
 
 from crossfade.batches.fsdp import is_fully_sharded, why_not_shared
 from crossfade.batches.thread_state import can_exchange_warning_handlers
@@ -26,4 +27,13 @@ def why_one_batch(module: nn.Module) -> str:
             return f"{place} is sharded by FSDP1, which frees a layer's parameters when the first batch leaves it"
         if is_fully_sharded(each) and (why := why_not_shared(each)):
             return f"{place} is sharded by FSDP2: {why}"
+    return ""
+
+
+def why_not_captured(module: nn.Module) -> str:
+    """Why no graph can be made of a module's training; nothing if one can, as far as it is known before."""
+    for name, each in module.named_modules():
+        if isinstance(each, DistributedDataParallel) or is_fully_sharded(each):
+            place = f"{type(each).__name__} '{name}'" if name else type(each).__name__
+            return f"{place} reduces gradients as they come, which a graph's do not"
     return ""

@@ -143,6 +143,6 @@ class InterleavedSteps:
         if tuner is None:
             reason = "" if number > 1 else "there is one batch only"
             device = "cuda" if self._on_gpu else "cpu"
-            tuner = self._tuners[key] = runner.tuner(device, key, reason, in_one_stream=False)
+            tuner = self._tuners[key] = runner.tuner(device, key, reason, in_one_stream=False, captures=False)
         self._last = tuner
         return runner, tuner

@@ -1,0 +1,220 @@
+"""Captured calls, with a recorder on the CPU in place of CUDA graphs: it repeats the operators that ran, into the same tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="batches are torch's")
+pytest.importorskip("greenlet", reason="parts are greenlets: pip install crossfade[batches]")
+
+from torch import Tensor, nn  # noqa: E402
+from torch.utils import _pytree as pytree  # noqa: E402
+
+from crossfade.batches.captured import CapturedCall, CapturedStep  # noqa: E402
+from crossfade.errors import BatchesError  # noqa: E402
+from tests.helpers.batches_captured import record  # noqa: E402
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first = nn.Linear(6, 8)
+        self.second = nn.Linear(8, 6)
+        self.second.bias.requires_grad_(False)
+        self.unused = nn.Parameter(torch.ones(3))
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor, *, shift: Tensor | None = None, times: int = 1) -> dict[str, Any]:
+        rows = torch.tanh(self.first(x))
+        out = self.second(rows) * self.scale * times
+        with torch.no_grad():
+            largest = out.amax()
+        return {"out": out if shift is None else out + shift, "largest": largest, "rows": rows, "times": times}
+
+
+def inputs(seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(5, 6, generator=generator), torch.randn(6, generator=generator)
+
+
+def captured(model: Model) -> CapturedStep:
+    x, shift = inputs(0)
+    return CapturedStep(model, model, (x.requires_grad_(),), {"shift": shift, "times": 2}, record)
+
+
+def trained(call: Callable[..., Any], model: Model, seed: int, *, with_rows: bool = True) -> list[Any]:
+    """Outputs and gradients of a step; those of parameters are added to what is there."""
+    x, shift = inputs(seed)
+    x.requires_grad_()
+    got = call(x, shift=shift, times=2)
+    assert got["times"] == 2
+    assert not got["largest"].requires_grad
+    loss = got["out"].square().mean() + (got["rows"].sum() if with_rows else 0)
+    loss.backward()
+    gradients = [each.grad for each in model.parameters()]
+    return [
+        got["out"],
+        got["largest"],
+        got["rows"],
+        x.grad,
+        *(None if each is None else each.clone() for each in gradients),
+    ]
+
+
+def assert_same(ours: list[Any], wanted: list[Any]) -> None:
+    for one, other in zip(ours, wanted, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other)
+
+
+def test_a_replay_gives_what_the_call_gives_for_other_inputs() -> None:
+    model = Model()
+    with torch.no_grad():
+        x, shift = inputs(0)
+        call = CapturedCall(model, (x,), {"shift": shift, "times": 2}, record)
+        kept = []
+        for seed in (1, 2, 3):
+            x, shift = inputs(seed)
+            kept.append((call(x, shift=shift, times=2), model(x, shift=shift, times=2)))
+        for ours, wanted in kept:  # each has memory of its own
+            assert_same(pytree.tree_leaves(ours), pytree.tree_leaves(wanted))
+
+
+def test_a_step_gives_outputs_and_gradients_of_the_call() -> None:
+    model, plain = Model(), Model()
+    step = captured(model)
+    for seed in (1, 2, 3):
+        assert_same(trained(step, model, seed), trained(plain, plain, seed))  # gradients add up over the steps
+        if seed == 2:
+            for each in (model, plain):
+                each.zero_grad()
+
+
+def test_gradients_that_are_kept_do_not_change_in_the_next_step() -> None:
+    model = Model()
+    step = captured(model)
+    trained(step, model, 1)
+    kept = [each.grad for each in model.parameters() if each.grad is not None]
+    before = [each.clone() for each in kept]
+    model.zero_grad(set_to_none=True)
+    trained(step, model, 2)
+    for ours, wanted in zip(kept, before, strict=True):
+        assert torch.equal(ours, wanted)
+
+
+def test_an_output_without_a_gradient_counts_as_zero() -> None:
+    model, plain = Model(), Model()
+    step = captured(model)
+    assert_same(trained(step, model, 1, with_rows=False), trained(plain, plain, 1, with_rows=False))
+
+
+def test_an_optimizer_changes_what_the_next_replay_computes_with() -> None:
+    model, plain = Model(), Model()
+    step = captured(model)
+    optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (model, plain)]
+    for seed in (1, 2, 3):
+        ours, wanted = trained(step, model, seed), trained(plain, plain, seed)
+        assert_same(ours, wanted)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_hooks_of_parameters_are_called_once_a_step() -> None:
+    model, calls = Model(), list[Tensor]()
+    step = captured(model)
+    scale: Any = model.scale
+    scale.register_post_accumulate_grad_hook(lambda each: calls.append(each.grad.clone()))
+    trained(step, model, 1)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("again", ["late", "twice"])
+def test_a_backward_whose_forward_is_overwritten_is_refused(again: str) -> None:
+    model = Model()
+    step = captured(model)
+    x, shift = inputs(1)
+    first = step(x, shift=shift, times=2)["out"].sum()
+    if again == "late":
+        step(x, shift=shift, times=2)
+    else:
+        first.backward(retain_graph=True)
+    with pytest.raises(BatchesError, match="too late, or again"):
+        first.backward()
+
+
+@pytest.mark.parametrize("change", ["moved", "frozen"])
+def test_a_parameter_that_was_moved_or_frozen_is_refused(change: str) -> None:
+    model = Model()
+    step = captured(model)
+    if change == "moved":
+        model.scale.data = model.scale.data.clone()
+    else:
+        model.scale.requires_grad_(False)
+    with pytest.raises(BatchesError, match="a parameter lies elsewhere"):
+        step(inputs(1)[0], shift=inputs(1)[1], times=2)
+
+
+class Recurrent(nn.Module):
+    """Its layer keeps its parameters in a list of its own, and two names mean one layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.layer = self.again = nn.RNN(4, 4)
+        self.tied = nn.Linear(4, 4, bias=False)
+        self.tied.weight = self.layer.get_parameter("weight_ih_l0")
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.tied(self.again(self.layer(x)[0])[0])
+        return out
+
+
+def test_shared_and_listed_parameters_have_their_gradients() -> None:
+    model, plain = Recurrent(), Recurrent()
+    x = torch.randn(3, 2, 4)
+    before = dict(model.named_parameters(remove_duplicate=False))
+    step = CapturedStep(model, model, (x,), {}, record)
+    assert all(each is before[name] for name, each in model.named_parameters(remove_duplicate=False))
+    for each in (step, plain):
+        each(x * 2).square().sum().backward()
+    assert_same([each.grad for each in model.parameters()], [each.grad for each in plain.parameters()])
+    torch.testing.assert_close(model(x), plain(x))
+
+
+def test_a_parameter_that_is_kept_elsewhere_is_refused() -> None:
+    model = Model()
+    kept = [model.scale]
+    with pytest.raises(BatchesError, match="where it is not registered"):
+        CapturedStep(model, lambda x: model(x)["out"] * kept[0], (inputs(0)[0],), {}, record)
+
+
+def test_a_call_without_gradients_is_no_step() -> None:
+    model = Model().requires_grad_(False)
+    with pytest.raises(BatchesError, match="no output needs a gradient"):
+        CapturedStep(model, model, (inputs(0)[0],), {}, record)
+
+
+@pytest.mark.parametrize("is_step", [False, True])
+def test_casts_of_weights_are_the_graphs_own(*, is_step: bool) -> None:
+    """Autocast would take one from before the capture, which is freed when its region ends."""
+    model = Model()
+    x, shift = inputs(0)
+    arguments = (x,), {"shift": shift, "times": 2}
+    with torch.autocast("cpu", torch.bfloat16):
+        model(*arguments[0], **arguments[1])  # casts are kept now
+        call: Any = (
+            CapturedStep(model, model, *arguments, record) if is_step else CapturedCall(model, *arguments, record)
+        )
+        with torch.no_grad():
+            model.first.weight.mul_(2)
+        ours = call(*arguments[0], **arguments[1])
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = model(*arguments[0], **arguments[1])
+    assert_same([ours["out"], ours["rows"]], [wanted["out"], wanted["rows"]])
+    assert torch.is_autocast_cache_enabled()
