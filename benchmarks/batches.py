@@ -1,10 +1,11 @@
 """Two halves of a batch against the whole batch: by hand and by crossfade, in turns in one run, on 2 GPUs.
 
 ``python -m benchmarks.batches run OUT [--limit-s 540] [--cases 0,1,2,3] [--report] [--quick] [--profile]`` runs each case in
-processes of its own, which are ended at the case's time limit: what they have written counts. ``python -m benchmarks.batches tell
-OUT`` makes the table again of what is in a folder. ``--quick`` is a trial of this program on a CPU. ``--profile`` writes, in place
-of the table, how long the host takes to launch a step of each side, and files with the calls that take its time. ``--no-peers``
-has no peer access on any side: bytes go through the host's memory.
+processes of its own, which are ended at the case's time limit: what they have written counts. ``--random 20`` runs so many random
+models and shapes instead, in one pair of processes, and counts where crossfade's choice is within 2 % of the best of its ways.
+``python -m benchmarks.batches tell OUT`` makes the table again of what is in a folder. ``--quick`` is a trial of this program on a
+CPU. ``--profile`` writes, in place of the table, how long the host takes to launch a step of each side, and files with the calls
+that take its time. ``--no-peers`` has no peer access on any side: bytes go through the host's memory.
 
 Sides: the module as it is (``one batch``); two halves by hand, by NCCL and by copy engines; crossfade after its calibration, and
 made to take either way. A figure is the median over rounds of the slowest rank's time of a step, with the lowest and the highest.
@@ -26,7 +27,7 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
-from benchmarks.batches_models import CASES, QUICK, Case
+from benchmarks.batches_models import CASES, QUICK, Case, random_cases
 from benchmarks.batches_sides import MAX_CTAS, NO_PEERS, work
 from benchmarks.common import Table, this_machine, today, write_report
 
@@ -45,21 +46,25 @@ PROFILED = [side for side in SIDES if side not in ("crossfade", f"halves, NCCL o
 """Sides that take one way each."""
 
 
-def sides_of(case: Case) -> list[str]:
-    """A backward by hand is what autograd makes of the module: those sides are crossfade's."""
-    return [side for side in SIDES if not (case.trains and side.startswith("halves"))]
+def sides_of(case: Case, *, profiles: bool = False) -> list[str]:
+    """A backward by hand is what autograd makes of the module: those sides are crossfade's, as all are of random cases."""
+    own_only = case.trains or case.is_random
+    sides = [side for side in SIDES if not (own_only and side.startswith("halves"))]
+    return [side for side in sides if not profiles or side in PROFILED]
 
 
-def run_case(case: Case, num_ranks: int, device: str, folder: Path, limit_s: float, *, profiles: bool = False) -> str:
-    """Runs one case; gives what went wrong, or nothing."""
-    name = case.name.replace(", ", "_").replace(" ", "-")
+def run_cases(
+    cases: Sequence[Case], num_ranks: int, device: str, folder: Path, limit_s: float, *, profiles: bool = False
+) -> str:
+    """Runs cases in one process a rank; gives what went wrong, or nothing."""
+    name = cases[0].name.replace(", ", "_").replace(" ", "-")
     out, store = folder / f"{name}.jsonl", folder / f"{name}.store"
     for path in (out, store):
         path.unlink(missing_ok=True)
     end_s = time.time() + limit_s * 0.75
     context = mp.get_context("spawn")
-    sides = [side for side in sides_of(case) if not profiles or side in PROFILED]
-    args = (num_ranks, device, str(store), case.name, sides, str(out), end_s, limit_s, profiles)
+    names = [case.name for case in cases]
+    args = (num_ranks, device, str(store), names, str(out), end_s, limit_s, profiles)
     processes = [context.Process(target=_work, args=(rank, *args), daemon=True) for rank in range(num_ranks)]
     for process in processes:
         process.start()
@@ -85,26 +90,26 @@ def _work(
     num_ranks: int,
     device: str,
     store: str,
-    name: str,
-    sides: list[str],
+    names: list[str],
     out: str,
     end_s: float,
     limit_s: float,
     profiles: bool,
 ) -> None:
-    (case,) = (each for each in [*CASES, *QUICK] if each.name == name)
+    known = {each.name: each for each in [*CASES, *QUICK]} | {each.name: each for each in random_cases(device)}
+    cases = [known[name] for name in names]
     with Path(out).with_suffix(f".rank{rank}.stack").open("w") as stack:
         # Where a rank stands that is about to be ended.
         faulthandler.dump_traceback_later(max(1.0, limit_s - 5), file=stack)
         try:
-            work(rank, num_ranks, device, store, case, sides, out, end_s, profiles=profiles)
+            work(rank, num_ranks, device, store, cases, sides_of, out, end_s, profiles=profiles)
         except BaseException as error:
             said = {
                 "failed": f"rank {rank}: {type(error).__name__}: {error}",
                 "traceback": traceback.format_exc()[-3000:],
             }
             with Path(out).open("a") as file:
-                file.write(json.dumps({"case": name, **said}) + "\n")
+                file.write(json.dumps({"case": names[0], **said}) + "\n")
             raise
         finally:
             faulthandler.cancel_dump_traceback_later()
@@ -136,6 +141,15 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
             failed[0][:80] if failed else f"{sum(checks)} of {len(checks)} right",
         )
     return made
+
+
+def num_right(rows: Sequence[dict[str, Any]]) -> str:
+    """How often crossfade's time is within 2 % of the best of its ways."""
+    made = table(rows)
+    shares = [float(share) for row in made.rows if (share := row[made.columns.index("of the fastest other")])]
+    return (
+        f"the choice is within 2 % of the best way in {sum(share >= 0.98 for share in shares)} of {len(shares)} cases"
+    )
 
 
 def launches(rows: Sequence[dict[str, Any]]) -> Table:
@@ -183,6 +197,7 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=540, help="of the whole run")
     parser.add_argument("--case-limit-s", type=float, default=120, help="of each case")
     parser.add_argument("--cases", default="", help="numbers of cases, from 0, with commas; all, if empty")
+    parser.add_argument("--random", type=int, default=0, help="so many random models and shapes instead")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="small cases on a CPU")
     parser.add_argument("--profile", action="store_true", help="what the host does in a step of each side")
@@ -196,19 +211,23 @@ def main() -> None:
     cases, said, end_s = QUICK if options.quick else CASES, list[str](), time.monotonic() + options.limit_s
     if options.cases:
         cases = [cases[int(number)] for number in options.cases.split(",")]
-    for case in cases if options.action == "run" else []:
+    runs = [random_cases(device, options.random)] if options.random else [[case] for case in cases]
+    for run in runs if options.action == "run" else []:
         left_s = end_s - time.monotonic()
         if left_s < 20:
-            said.append(f"{case.name}: there was no time left")
+            said.append(f"{run[0].name}: there was no time left")
             continue
-        limit_s = min(options.case_limit_s, left_s)
-        failed = run_case(case, options.ranks, device, options.out, limit_s, profiles=options.profile)
+        limit_s = left_s if options.random else min(options.case_limit_s, left_s)
+        failed = run_cases(run, options.ranks, device, options.out, limit_s, profiles=options.profile)
         if failed:
-            said.append(f"{case.name}: {failed}")
+            said.append(f"{run[0].name}: {failed}")
         shown = launches if options.profile else table
         print(shown(read(options.out)).markdown(), *said, sep="\n", flush=True)
-    flags = [f"--{name}" for name in ("quick", "profile") if getattr(options, name)]
-    command = ["python -m benchmarks.batches run OUT", *([f"--cases {options.cases}"] if options.cases else []), *flags]
+    flags = [f"--{name.replace('_', '-')}" for name in ("quick", "profile", "no_peers") if getattr(options, name)]
+    flags += [f"--{name} {value}" for name in ("cases", "random") if (value := getattr(options, name))]
+    if options.random:
+        said.append(num_right(read(options.out)))
+    command = ["python -m benchmarks.batches run OUT", *flags]
     page = text(read(options.out), said, " ".join(command))
     (options.out / "report.md").write_text(page)
     print(page)

@@ -7,6 +7,7 @@ module does, and what crossfade is given.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -31,6 +32,7 @@ class Case:
         shape: of the input, [sequences, tokens of each, width].
         trains: a forward and a backward, not a forward alone.
         captured: all sides are CUDA graphs.
+        is_random: made by `random_cases`: few rounds, and no sides by hand.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Case:
     shape: tuple[int, int, int]
     trains: bool = False
     captured: bool = False
+    is_random: bool = False
 
 
 class _Reduce(torch.autograd.Function):
@@ -235,3 +238,23 @@ QUICK = [
     Case("training, quick", transformer(2, 64, 128, 16), (8, 32, 64), trains=True),
 ]
 """For a trial on a CPU."""
+
+
+def random_cases(device: str, number: int = 100) -> list[Case]:
+    """Random models and shapes, each a few milliseconds a step on a GPU; the same ones each time."""
+    on_gpu, cases = device == "cuda", list[Case]()
+    for index in range(number):
+        draw = random.Random(index)
+        trains, captured = draw.random() < 0.25, on_gpu and draw.random() < 0.5
+        layers, width = draw.randint(1, 6), draw.choice([512, 1024, 2048, 4096] if on_gpu else [32, 64])
+        shape = draw.choice([2, 4, 8, 16]), draw.choice([32, 128, 512, 1024] if on_gpu else [8, 16]), width
+        if trains or draw.random() < 0.6:
+            inner = width * draw.choice([1, 2, 4])
+            kind, make = f"{inner} inside", transformer(layers, width, inner, 128 if on_gpu else 16)
+        else:
+            num, top = draw.choice([(16, 2), (64, 4), (128, 8)]) if on_gpu else (8, 2)
+            kind, make = f"{num} experts of which {top}", experts(layers, width, width // 2, num, top)
+        size = f"{layers} layers {width} wide {kind}, {shape[0]} x {shape[1]} tokens"
+        modes = [name for name, is_so in (("training", trains), ("captured", captured)) if is_so]
+        cases.append(Case(", ".join([f"{index}: {size}", *modes]), make, shape, trains, captured, is_random=True))
+    return cases

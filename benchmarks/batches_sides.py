@@ -10,7 +10,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -42,16 +42,17 @@ def work(
     num_ranks: int,
     device: str,
     store: str,
-    case: Case,
-    sides: list[str],
+    cases: Sequence[Case],
+    sides_of: Callable[..., list[str]],
     out: str,
     end_s: float,
     *,
     profiles: bool = False,
 ) -> None:
-    """One rank of one case. Rank 0 writes a line of JSON for each round, and for each thing that it learns on the way.
+    """One rank of some cases. Rank 0 writes a line of JSON for each round, and for each thing that it learns on the way.
 
-    ``profiles``: what the host does in a step of each side is written, in place of timing the sides in turns.
+    ``sides_of``: gives the sides of a case. ``profiles``: what the host does in a step of each side is written, in place of timing
+    the sides in turns.
     """
     if os.environ.get(NO_PEERS):  # interleaved modules do not choose this way by themselves yet
         vars(carriers)["open_group"] = partial(open_group, is_staged=True)
@@ -68,19 +69,24 @@ def work(
         init_method=f"file://{store}", rank=rank, world_size=num_ranks, timeout=timedelta(seconds=120), **options
     )
     with Path(out).open("a") as file:
+        for number, case in enumerate(cases):
 
-        def write(**row: Any) -> None:
-            if rank == 0:
-                file.write(json.dumps({"case": case.name, **row}) + "\n")
-                file.flush()
+            def write(name: str = case.name, **row: Any) -> None:
+                if rank == 0:
+                    file.write(json.dumps({"case": name, **row}) + "\n")
+                    file.flush()
 
-        bench = _Bench(case, device, num_ranks, write)
-        if profiles:
-            bench.profile(sides, Path(out))
-        else:
-            bench.go(sides, end_s)
-        if bench.hand is not None:
-            bench.hand.close()
+            bench, sides = _Bench(case, device, num_ranks, write), sides_of(case, profiles=profiles)
+            if profiles:
+                bench.profile(sides, Path(out))
+            else:
+                now_s = _slowest(time.time(), device)  # the rest of the time is the rest of the cases'
+                bench.go(sides, now_s + (end_s - now_s) / (len(cases) - number))
+            if bench.hand is not None:
+                bench.hand.close()
+            del bench
+            if device == "cuda":
+                torch.cuda.empty_cache()
     dist.barrier()
     dist.destroy_process_group()
 
@@ -98,7 +104,7 @@ class _Bench:
         torch.manual_seed(1000)  # tensor parallelism: the input is the same on all ranks
         dtype = next(self.model.parameters()).dtype
         self.x = torch.randn(case.shape, device=device, dtype=dtype)
-        self.hand = Halves(self.model, device) if not case.trains else None
+        self.hand = Halves(self.model, device) if not (case.trains or case.is_random) else None
 
     def side(self, name: str) -> Side:
         forward = self._forward(name)
@@ -122,6 +128,8 @@ class _Bench:
                 f"halves, NCCL of {MAX_CTAS} blocks": hand.by_narrow_groups,
                 "halves, copies": hand.by_copies,
             }
+        if captured and self.case.trains and name == "one batch":
+            return interleave(self.model, way=name, capture=True)
         if name in by_hand:
             return _captured(by_hand[name], self.x) if captured else by_hand[name]
         if name == "crossfade":

@@ -11,7 +11,7 @@ alone, never behind a wait of the same exchange, even where all streams of a pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from crossfade.peers.lane import Epoch, Lane
@@ -48,26 +48,20 @@ def push(lane: Lane, stream: int, blocks: Mapping[int, Block]) -> Epoch:
     return epoch
 
 
-def pull(lane: Lane, stream: int, fetches: Mapping[int, Fetch]) -> Epoch:
-    """`offer`, and `fetch`.
-
-    What others fetch must have been put into ``lane.next_buffer()`` before, on the same stream.
-    """
-    epoch = offer(lane, stream)
-    fetch(lane, epoch, stream, fetches)
-    return epoch
-
-
 def offer(lane: Lane, stream: int) -> Epoch:
-    """Says to every other rank that this rank's next buffer is filled."""
+    """Says to every other rank that this rank's next buffer is filled: what they fetch was put there on the same stream."""
     epoch = lane.advance()
     lane.announce(epoch, lane.order, stream)
     return epoch
 
 
-def fetch(lane: Lane, epoch: Epoch, stream: int, fetches: Mapping[int, Fetch]) -> None:
-    """Copies from every other rank's buffer, when it is offered."""
+def fetch(
+    lane: Lane, epoch: Epoch, stream: int, fetches: Mapping[int, Fetch], beside: Callable[[], None] | None = None
+) -> None:
+    """Copies from every other rank's buffer, when it is offered. ``beside`` enqueues what may then go on beside the copies."""
     lane.await_full(epoch, lane.order, stream)
+    if beside is not None:
+        beside()
     for peer in lane.order:
         offset, target, size_bytes = fetches[peer]
         lane.copy(stream, target, epoch.buffers[peer] + offset, size_bytes)

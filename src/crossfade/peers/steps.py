@@ -19,10 +19,10 @@ A sum is passed on by the rank that has it where it can write the others' target
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from crossfade.peers.exchange import Block, Fetch, barrier, fetch, offer, pull, push
+from crossfade.peers.exchange import Block, Fetch, barrier, fetch, offer, push
 from crossfade.peers.lane import Epoch, Lane
 from crossfade.peers.memory import Kind, Reduction
 
@@ -58,13 +58,44 @@ def all_gather(lane: Lane, stream: int, target: int, source: int, size_bytes: in
         blocks = {p: Block(source, size_bytes, offset + own) for p in memory.peers}
         _put(lane, stream, blocks, (target + own, source, size_bytes))
         return
+
+    def stage(on: int, begin: int, length: int) -> None:
+        memory.kernels.copy(on, lane.next_buffer(), source + begin, length)
+
+    def fetches(begin: int, length: int) -> dict[int, Fetch]:
+        return {p: Fetch(0, target + p * size_bytes + begin, length) for p in memory.peers}
+
+    _pull(
+        lane, stream, list(pieces_of(size_bytes, lane.buffer_bytes)), stage, fetches, (target + own, source, size_bytes)
+    )
+
+
+def _pull(
+    lane: Lane,
+    stream: int,
+    pieces: Sequence[tuple[int, int]],
+    stage: Callable[[int, int, int], None],
+    fetches: Callable[[int, int], dict[int, Fetch]],
+    own: tuple[int, int, int] = (0, 0, 0),
+) -> None:
+    """Pieces that others fetch out of this rank's buffer, and this rank's own block. Each piece is put into the buffer while the
+    one before it is fetched: a kernel that puts it there may have to wait for SMs.
+    """
     is_begun = False
-    for begin, length in pieces_of(size_bytes, lane.buffer_bytes):
-        memory.kernels.copy(stream, lane.next_buffer(), source + begin, length)
-        is_begun = is_begun or _begin_own(lane, stream, target + own, source, size_bytes)
-        pull(lane, stream, {p: Fetch(0, target + p * size_bytes + begin, length) for p in memory.peers})
-    if is_begun:
-        lane.join_local(stream)
+    for number, piece in enumerate(pieces):
+        if not number:
+            stage(stream, *piece)
+            is_begun = _begin_own(lane, stream, *own)
+        epoch, later = offer(lane, stream), pieces[number + 1 : number + 2]
+
+        def beside(later: Sequence[tuple[int, int]] = later) -> None:
+            for each in later:
+                stage(lane.fork_local(stream), *each)
+
+        fetch(lane, epoch, stream, fetches(*piece), beside)
+        if later or is_begun:
+            lane.join_local(stream)
+            is_begun = False
 
 
 def _put(lane: Lane, stream: int, blocks: dict[int, Block], own: tuple[int, int, int]) -> None:
@@ -89,26 +120,34 @@ def all_to_all(lane: Lane, stream: int, target: int, source: int, block_bytes: i
         blocks = {p: Block(source + p * block_bytes, block_bytes, offset + own) for p in memory.peers}
         _put(lane, stream, blocks, (target + own, source + own, block_bytes))
         return
-    is_begun = _begin_own(lane, stream, target + own, source + own, block_bytes)
-    for begin, length in pieces_of(block_bytes, lane.slot_bytes):
-        buffer, slot = lane.next_buffer(), memory.rank * lane.slot_bytes
+    slot = memory.rank * lane.slot_bytes
+
+    def stage(on: int, begin: int, length: int) -> None:
+        buffer = lane.next_buffer()
         for p in memory.peers:
-            memory.kernels.copy(stream, buffer + p * lane.slot_bytes, source + p * block_bytes + begin, length)
-        pull(lane, stream, {p: Fetch(slot, target + p * block_bytes + begin, length) for p in memory.peers})
-    if is_begun:
-        lane.join_local(stream)
+            memory.kernels.copy(on, buffer + p * lane.slot_bytes, source + p * block_bytes + begin, length)
+
+    def fetches(begin: int, length: int) -> dict[int, Fetch]:
+        return {p: Fetch(slot, target + p * block_bytes + begin, length) for p in memory.peers}
+
+    pieces = list(pieces_of(block_bytes, lane.slot_bytes))
+    _pull(lane, stream, pieces, stage, fetches, (target + own, source + own, block_bytes))
 
 
 def broadcast(lane: Lane, stream: int, root: int, target: int, source: int, size_bytes: int) -> None:
     """The root's ``size_bytes`` at ``source`` go to the target of all ranks, who fetch them out of the root's buffer."""
     memory = lane.memory
-    is_begun = memory.rank == root and _begin_own(lane, stream, target, source, size_bytes)
-    for begin, length in pieces_of(size_bytes, lane.buffer_bytes):
-        if memory.rank == root:
-            memory.kernels.copy(stream, lane.next_buffer(), source + begin, length)
-        pull(lane, stream, {p: Fetch(0, target + begin, length if p == root else 0) for p in memory.peers})
-    if is_begun:
-        lane.join_local(stream)
+    is_root = memory.rank == root
+
+    def stage(on: int, begin: int, length: int) -> None:
+        if is_root:
+            memory.kernels.copy(on, lane.next_buffer(), source + begin, length)
+
+    def fetches(begin: int, length: int) -> dict[int, Fetch]:
+        return {p: Fetch(0, target + begin, length if p == root else 0) for p in memory.peers}
+
+    pieces = list(pieces_of(size_bytes, lane.buffer_bytes))
+    _pull(lane, stream, pieces, stage, fetches, (target, source, size_bytes if is_root else 0))
 
 
 ONE_SHOT_BYTES = 256 << 10
