@@ -28,7 +28,7 @@ import torch
 import torch.multiprocessing as mp
 
 from benchmarks.batches_models import CASES, QUICK, Case, random_cases
-from benchmarks.batches_sides import MAX_CTAS, NO_PEERS, work
+from benchmarks.batches_sides import BUFFER_MB, MAX_CTAS, NO_PEERS, work
 from benchmarks.common import Table, this_machine, today, write_report
 
 SIDES = [
@@ -202,11 +202,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small cases on a CPU")
     parser.add_argument("--profile", action="store_true", help="what the host does in a step of each side")
     parser.add_argument("--no-peers", action="store_true", help="without peer access")
+    parser.add_argument(
+        "--buffer-mb", type=int, default=0, help="of each buffer of copy engines; 0 for crossfade's size"
+    )
     parser.add_argument("--report", action="store_true", help="write into benchmarks/reports too")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.no_peers:
         os.environ[NO_PEERS] = "1"
+    if options.buffer_mb:
+        os.environ[BUFFER_MB] = str(options.buffer_mb)
     device = "cpu" if options.quick or not torch.cuda.is_available() else "cuda"
     cases, said, end_s = QUICK if options.quick else CASES, list[str](), time.monotonic() + options.limit_s
     if options.cases:
@@ -224,7 +229,11 @@ def main() -> None:
         shown = launches if options.profile else table
         print(shown(read(options.out)).markdown(), *said, sep="\n", flush=True)
     flags = [f"--{name.replace('_', '-')}" for name in ("quick", "profile", "no_peers") if getattr(options, name)]
-    flags += [f"--{name} {value}" for name in ("cases", "random") if (value := getattr(options, name))]
+    flags += [
+        f"--{name.replace('_', '-')} {value}"
+        for name in ("cases", "random", "buffer_mb")
+        if (value := getattr(options, name))
+    ]
     if options.random:
         said.append(num_right(read(options.out)))
     command = ["python -m benchmarks.batches run OUT", *flags]

@@ -248,11 +248,15 @@ def random_cases(device: str, number: int = 100) -> list[Case]:
         trains, captured = draw.random() < 0.25, on_gpu and draw.random() < 0.5
         layers, width = draw.randint(1, 6), draw.choice([512, 1024, 2048, 4096] if on_gpu else [32, 64])
         shape = draw.choice([2, 4, 8, 16]), draw.choice([32, 128, 512, 1024] if on_gpu else [8, 16]), width
-        if trains or draw.random() < 0.6:
+        # Routing goes by a token's place: halves have the whole's where it has come round again.
+        tokens = shape[0] * shape[1] // 2
+        known = [(16, 2), (64, 4), (128, 8)] if on_gpu else [(8, 2)]
+        even = [each for each in known if tokens * each[1] % each[0] ** 2 == 0]
+        if trains or not even or draw.random() < 0.6:
             inner = width * draw.choice([1, 2, 4])
             kind, make = f"{inner} inside", transformer(layers, width, inner, 128 if on_gpu else 16)
         else:
-            num, top = draw.choice([(16, 2), (64, 4), (128, 8)]) if on_gpu else (8, 2)
+            num, top = draw.choice(even)
             kind, make = f"{num} experts of which {top}", experts(layers, width, width // 2, num, top)
         size = f"{layers} layers {width} wide {kind}, {shape[0]} x {shape[1]} tokens"
         modes = [name for name, is_so in (("training", trains), ("captured", captured)) if is_so]

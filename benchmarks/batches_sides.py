@@ -29,6 +29,8 @@ from crossfade.peers.collectives import all_reduce, all_to_all
 
 NO_PEERS = "NCCL_P2P_DISABLE"
 """NCCL's own word for it, which the other sides heed as well."""
+BUFFER_MB = "CROSSFADE_BENCHMARK_BUFFER_MB"
+"""How large the buffers of copy engines are."""
 MAX_CTAS = 8
 """Blocks of NCCL's kernels on the narrow side."""
 LIMIT = 0.03
@@ -54,19 +56,19 @@ def work(
     ``sides_of``: gives the sides of a case. ``profiles``: what the host does in a step of each side is written, in place of timing
     the sides in turns.
     """
-    if os.environ.get(NO_PEERS):  # interleaved modules do not choose this way by themselves yet
-        vars(carriers)["open_group"] = partial(open_group, is_staged=True)
+    if options := _group_options():  # interleaved modules do not choose these by themselves yet
+        vars(carriers)["open_group"] = partial(open_group, **options)
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
-    options: dict[str, Any] = {"backend": "gloo"}
+    backend: dict[str, Any] = {"backend": "gloo"}
     if device == "cuda":
         torch.cuda.set_device(rank)
-        options = {"backend": "nccl", "device_id": torch.device("cuda", rank)}
+        backend = {"backend": "nccl", "device_id": torch.device("cuda", rank)}
     else:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         torch.set_num_threads(1)
     dist.init_process_group(
-        init_method=f"file://{store}", rank=rank, world_size=num_ranks, timeout=timedelta(seconds=120), **options
+        init_method=f"file://{store}", rank=rank, world_size=num_ranks, timeout=timedelta(seconds=120), **backend
     )
     with Path(out).open("a") as file:
         for number, case in enumerate(cases):
@@ -89,6 +91,14 @@ def work(
                 torch.cuda.empty_cache()
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _group_options() -> dict[str, Any]:
+    """How `open_group` is called otherwise than interleaved modules do it."""
+    options: dict[str, Any] = {"is_staged": True} if os.environ.get(NO_PEERS) else {}
+    if size_mb := os.environ.get(BUFFER_MB):
+        options["buffer_bytes"] = int(size_mb) << 20
+    return options
 
 
 class _Bench:
@@ -282,8 +292,7 @@ class Halves:
 
     def by_copies(self, x: Tensor) -> Tensor:
         if self._peers is None:
-            is_staged = bool(os.environ.get(NO_PEERS))
-            self._peers = open_group(device=self._device, num_lanes=2, is_replayable=True, is_staged=is_staged)
+            self._peers = open_group(device=self._device, num_lanes=2, is_replayable=True, **_group_options())
         return self._run(x, self._start_by_copies)
 
     def close(self) -> None:
