@@ -10,17 +10,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="batches are torch's")
 
 import torch
+from torch.utils import _pytree as pytree
 
 import crossfade
 from crossfade.batches import tuner
 from crossfade.batches.calibration import MOST_STEPS, Calibration, Moves, Way, choose, trials
 from crossfade.batches.report import BatchesReport, Counts, why_no_gain, why_not_hidden
 from crossfade.batches.spans import CollectiveSpan, exposed_us, union_us
-from crossfade.batches.tensors import join_outputs, signature, split_batch
+from crossfade.batches.tensors import join_outputs, kind_of, signature, split_batch
 from crossfade.device.clocks import GpuLoad
 from crossfade.errors import BatchesError
 from tests.helpers.nvml import FakeNvml
@@ -291,3 +294,26 @@ def test_the_benchmark_tells_medians_and_what_went_wrong(tmp_path: Path) -> None
     assert "| 1.100 | 0.900 |" in lines[3]
     assert "rank 1: hung" in lines[4]
     assert "- c: there was no time left" in text(read(tmp_path), ["c: there was no time left"], "command")
+
+
+LEAVES = st.sampled_from(
+    [
+        *(
+            torch.ones(2),
+            torch.ones(2, 1),
+            torch.ones(2, requires_grad=True),
+            torch.ones(2).double(),
+            torch.ones(2).int(),
+        ),
+        *(True, False, None, 1, 2, 1.5, float("nan"), "a", "b", b"bytes", (), [torch.ones(2)], (1, 2), {"k": 3}),
+    ]
+)
+CALLS = st.tuples(st.lists(LEAVES, max_size=2).map(tuple), st.dictionaries(st.sampled_from("ab"), LEAVES, max_size=2))
+
+
+@given(CALLS, CALLS, st.booleans())
+def test_the_quick_kind_of_a_call_tells_what_its_signature_tells(one: Any, other: Any, with_values: bool) -> None:
+    kinds = [kind_of(*each, with_values=with_values) for each in (one, other)]
+    names = [(signature(each, with_values=with_values), pytree.tree_structure(each)) for each in (one, other)]
+    assert (kinds[0] == kinds[1]) == (names[0] == names[1])
+    assert hash(kinds[0]) == hash(kind_of(*one, with_values=with_values))

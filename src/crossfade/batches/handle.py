@@ -20,7 +20,7 @@ from crossfade.batches.fsdp import share_parameters
 from crossfade.batches.obstacles import why_not_captured, why_one_batch
 from crossfade.batches.parts import Run, current_part
 from crossfade.batches.report import BatchesReport
-from crossfade.batches.tensors import Call, signature
+from crossfade.batches.tensors import Call, kind_of, signature
 from crossfade.batches.tuner import Step, Tuner
 from crossfade.errors import BatchesError, CrossfadeError
 
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 
 Split = Callable[[tuple[Any, ...], dict[str, Any], int], Sequence[Any]]
 Join = Callable[[Sequence[Any], Sequence[int]], Any]
+_WHOLE = Way(Moves.ONE)
+_MODES: tuple[Callable[[], object], ...] = (
+    torch.is_grad_enabled,
+    torch.is_inference_mode_enabled,
+    *(partial(torch.is_autocast_enabled, kind) for kind in ("cpu", "cuda")),
+)
+"""What of torch's state makes another kind of call."""
 
 
 class Runner:
@@ -129,8 +136,8 @@ class Interleaved:
         self._split = split
         self._join = join
         self._per_shape = per_shape
-        self._tuners: dict[tuple[str, ...], Tuner] = {}
-        self._captured: dict[tuple[str, ...], dict[Way, CapturedCall | CapturedStep]] = {}
+        self._tuners: dict[tuple[object, ...], Tuner] = {}
+        self._captured: dict[tuple[object, ...], dict[Way, CapturedCall | CapturedStep]] = {}
         self._last: Tuner | None = None
         self._in_one_stream = share_parameters(module, runner.num_batches)
 
@@ -140,6 +147,8 @@ class Interleaved:
             return self.module(*args, **kwargs)
         key = self._key(args, kwargs)
         tuner = self._last = self._tuners.get(key) or self._open(key, args, kwargs)
+        if tuner.chosen == _WHOLE:
+            return self.module(*args, **kwargs)
         step = tuner.begin()
         if step.way.is_captured:
             output, run = self._replay(key, tuner, step, args, kwargs)
@@ -158,7 +167,13 @@ class Interleaved:
             raise BatchesError("nothing has been called yet", hint="call the handle like the module, then ask")
         return self._last.report()
 
-    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[object, ...]:
+        """Equal for calls of one kind."""
+        modes = self.module.training, *(ask() for ask in _MODES)
+        return (*modes, kind_of(args, kwargs, with_values=self._runner.captures)) if self._per_shape else modes
+
+    def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
+        """The same in words, for the ranks to compare."""
         modes = (
             "training" if self.module.training else "evaluation",
             "with gradients" if torch.is_grad_enabled() else "without gradients",
@@ -168,14 +183,14 @@ class Interleaved:
         kind = signature((args, kwargs), with_values=self._runner.captures)
         return (*modes, *kind) if self._per_shape else modes
 
-    def _open(self, key: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tuner:
+    def _open(self, key: tuple[object, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tuner:
         reason = why_one_batch(self.module)
         if not reason and not self._split(args, kwargs, self._runner.num_batches):
             reason = f"a batch has fewer rows than {self._runner.num_batches}"
         device, why = self._device(args, kwargs), why_not_captured(self.module) if torch.is_grad_enabled() else ""
         captures = self._runner.captures and device == "cuda" and not why
         tuner = self._tuners[key] = self._runner.tuner(
-            device, key, reason, in_one_stream=self._in_one_stream, captures=captures
+            device, self._kind(args, kwargs), reason, in_one_stream=self._in_one_stream, captures=captures
         )
         if self._runner.captures and why:
             tuner.notes.append(f"not captured: {why}")
@@ -205,7 +220,7 @@ class Interleaved:
         return self._join(outputs, [part.num_rows for part in parts]), run
 
     def _replay(
-        self, key: tuple[str, ...], tuner: Tuner, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, key: tuple[object, ...], tuner: Tuner, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Run | None]:
         """By a graph, which is captured at the way's first step. A way that cannot be captured is given up by all ranks."""
         graphs = self._captured.setdefault(key, {})

@@ -82,6 +82,23 @@ def _join(leaves: tuple[Any, ...], num_rows: Sequence[int]) -> Any:
     )
 
 
+def kind_of(args: tuple[Any, ...], kwargs: dict[str, Any], *, with_values: bool = False) -> object:
+    """What is equal for arguments of one `signature`, and quicker to make where they are tensors, numbers and texts."""
+    kinds: list[object] = [*kwargs]
+    for each in (*args, *kwargs.values()):
+        if isinstance(each, torch.Tensor):
+            kinds.append((each.dtype, each.shape, each.device.type, each.requires_grad))
+        elif type(each) in _PLAIN:
+            is_told = with_values or each is None or type(each) is bool
+            kinds.append((type(each), repr(each) if is_told else ""))
+        else:
+            return signature((args, kwargs), with_values=with_values)
+    return tuple(kinds)
+
+
+_PLAIN = (bool, type(None), int, float, str)
+
+
 def signature(value: Any, *, with_values: bool = False) -> tuple[str, ...]:
     """Shapes, types and devices of all tensors in a value, types of all else, and how they are nested; equal for calls of one kind.
 
@@ -90,7 +107,7 @@ def signature(value: Any, *, with_values: bool = False) -> tuple[str, ...]:
         with_values: numbers and texts count too, as a graph has them for good.
     """
     leaves, spec = pytree.tree_flatten(value)
-    return (*(_signature(leaf, with_values) for leaf in leaves), str(spec) if len(leaves) > 1 else "")
+    return (*(_signature(leaf, with_values) for leaf in leaves), "" if spec.is_leaf() else str(spec))
 
 
 def _signature(leaf: Any, with_values: bool) -> str:
