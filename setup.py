@@ -102,22 +102,23 @@ def extensions() -> list[Any]:
         paths = [f"crossfade/{name}.py" for name in HOT]
         options = ["--config-file", str(ROOT / "mypyc.ini")]
         made = mypycify([*options, *paths], opt_level="3", target_dir=str(ROOT / "build"), group_name="crossfade")
-        for source in {source for extension in made for source in extension.sources}:
-            leave_out_spares(Path(source))
+        num_left_out = sum(leave_out_spares(Path(source)) for source in {each for ext in made for each in ext.sources})
+        if not num_left_out:
+            raise SystemExit(f"crossfade: mypyc keeps spares in a way that is not known: build with {MYPYC}")
         return made
 
 
-def leave_out_spares(source: Path) -> None:
+def leave_out_spares(source: Path) -> int:
     """Takes mypyc's spares out of C that it made: a closure or a generator that is freed is not kept for the next of its kind.
 
     mypyc 2.4.1 offers a spare before it has let go of what the freed one holds. Where letting go runs other code (a finalizer, or
-    another thread, as one is let in), that code can be given the spare, and then loses from it what it has just put there.
+    another thread, as one is let in), that code can be given the spare, and then loses from it what it has just put there. Gives
+    how many kinds have none.
     """
-    text = source.read_text()
-    text, num_left_out = re.subn(r"if \(\w+_free_instance == NULL\) \{", "if (0) {", text)
-    if num_left_out != len(re.findall(r"\w+_free_instance = self;", text)):
-        raise SystemExit(f"crossfade: {source.name} keeps spares in a way that is not known: build with {MYPYC}")
-    source.write_text(text)
+    text = source.read_text(encoding="utf-8")
+    kept = re.compile(r"if \((\w+_free_instance) == NULL\) \{(?=\s*\1 = self;)")
+    source.write_text(kept.sub("if (0) {", text), encoding="utf-8")
+    return len(kept.findall(text))
 
 
 if not is_to_compile():

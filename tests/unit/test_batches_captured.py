@@ -12,6 +12,7 @@ pytest.importorskip("greenlet", reason="parts are greenlets: pip install crossfa
 
 from torch import Tensor, nn  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from crossfade.batches.captured import CapturedCall, CapturedStep  # noqa: E402
 from crossfade.errors import BatchesError  # noqa: E402
@@ -27,6 +28,7 @@ class Model(nn.Module):
         self.second.bias.requires_grad_(False)
         self.unused = nn.Parameter(torch.ones(3))
         self.scale = nn.Parameter(torch.ones(6))
+        self.register_buffer("buffer", torch.ones(6))
 
     def forward(self, x: Tensor, *, shift: Tensor | None = None, times: int = 1) -> dict[str, Any]:
         rows = torch.tanh(self.first(x))
@@ -76,7 +78,7 @@ def test_a_replay_gives_what_the_call_gives_for_other_inputs() -> None:
     model = Model()
     with torch.no_grad():
         x, shift = inputs(0)
-        call = CapturedCall(model, (x,), {"shift": shift, "times": 2}, record)
+        call = CapturedCall(model, model, (x,), {"shift": shift, "times": 2}, record)
         kept = []
         for seed in (1, 2, 3):
             x, shift = inputs(seed)
@@ -98,13 +100,12 @@ def test_a_step_gives_outputs_and_gradients_of_the_call() -> None:
 def test_gradients_that_are_kept_do_not_change_in_the_next_step() -> None:
     model = Model()
     step = captured(model)
-    trained(step, model, 1)
-    kept = [each.grad for each in model.parameters() if each.grad is not None]
+    sources = [each for name, each in model.named_parameters() if each.requires_grad and name != "unused"]
+    x, shift = inputs(1)
+    kept = torch.autograd.grad(step(x, shift=shift, times=2)["out"].sum(), sources)
     before = [each.clone() for each in kept]
-    model.zero_grad(set_to_none=True)
     trained(step, model, 2)
-    for ours, wanted in zip(kept, before, strict=True):
-        assert torch.equal(ours, wanted)
+    assert_same(list(kept), before)
 
 
 def test_an_output_without_a_gradient_counts_as_zero() -> None:
@@ -127,11 +128,20 @@ def test_an_optimizer_changes_what_the_next_replay_computes_with() -> None:
 
 def test_hooks_of_parameters_are_called_once_a_step() -> None:
     model, calls = Model(), list[Tensor]()
-    step = captured(model)
     scale: Any = model.scale
     scale.register_post_accumulate_grad_hook(lambda each: calls.append(each.grad.clone()))
+    step = captured(model)
+    assert not calls
     trained(step, model, 1)
     assert len(calls) == 1
+
+
+def test_gradients_of_gradients_are_refused() -> None:
+    model = Model()
+    out = captured(model)(inputs(1)[0], shift=inputs(1)[1], times=2)["out"]
+    (gradient,) = torch.autograd.grad(out.square().sum(), [model.scale], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
 
 
 @pytest.mark.parametrize("again", ["late", "twice"])
@@ -148,16 +158,25 @@ def test_a_backward_whose_forward_is_overwritten_is_refused(again: str) -> None:
         first.backward()
 
 
-@pytest.mark.parametrize("change", ["moved", "frozen"])
-def test_a_parameter_that_was_moved_or_frozen_is_refused(change: str) -> None:
+CHANGES: dict[str, Callable[[Model], object]] = {
+    "moved": lambda model: setattr(model.scale, "data", model.scale.data.clone()),
+    "frozen": lambda model: model.scale.requires_grad_(False),
+    "another one": lambda model: setattr(model, "scale", nn.Parameter(model.scale.detach())),
+    "another buffer": lambda model: setattr(model, "buffer", torch.ones(6)),
+    "set to evaluation": lambda model: model.first.eval(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("is_step", [False, True])
+def test_a_module_that_was_changed_is_refused(change: str, *, is_step: bool) -> None:
     model = Model()
-    step = captured(model)
-    if change == "moved":
-        model.scale.data = model.scale.data.clone()
-    else:
-        model.scale.requires_grad_(False)
-    with pytest.raises(BatchesError, match="a parameter lies elsewhere"):
-        step(inputs(1)[0], shift=inputs(1)[1], times=2)
+    x, shift = inputs(1)
+    kind: Any = CapturedStep if is_step else CapturedCall
+    call = kind(model, model, (x,), {"shift": shift, "times": 2}, record)
+    CHANGES[change](model)
+    with pytest.raises(BatchesError, match="for good"):
+        call(x, shift=shift, times=2)
 
 
 class Recurrent(nn.Module):
@@ -171,7 +190,8 @@ class Recurrent(nn.Module):
         self.tied.weight = self.layer.get_parameter("weight_ih_l0")
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.tied(self.again(self.layer(x)[0])[0])
+        rows = checkpoint(lambda each: self.layer(each)[0], x, use_reentrant=False)
+        out: Tensor = self.tied(self.again(rows)[0])
         return out
 
 
@@ -181,17 +201,75 @@ def test_shared_and_listed_parameters_have_their_gradients() -> None:
     before = dict(model.named_parameters(remove_duplicate=False))
     step = CapturedStep(model, model, (x,), {}, record)
     assert all(each is before[name] for name, each in model.named_parameters(remove_duplicate=False))
+    layer: Any = model.layer
+    assert not layer._weights_have_changed(), "it would move all weights together again"
     for each in (step, plain):
         each(x * 2).square().sum().backward()
     assert_same([each.grad for each in model.parameters()], [each.grad for each in plain.parameters()])
     torch.testing.assert_close(model(x), plain(x))
 
 
-def test_a_parameter_that_is_kept_elsewhere_is_refused() -> None:
+@pytest.mark.parametrize("elsewhere", ["a parameter of its own", "another one", "a tensor with a history"])
+def test_a_tensor_that_is_not_registered_is_refused(elsewhere: str) -> None:
     model = Model()
-    kept = [model.scale]
-    with pytest.raises(BatchesError, match="where it is not registered"):
-        CapturedStep(model, lambda x: model(x)["out"] * kept[0], (inputs(0)[0],), {}, record)
+    before = dict(model.named_parameters())
+    other = torch.ones(6, requires_grad=True)
+    kept = {"a parameter of its own": model.scale, "another one": other, "a tensor with a history": other * 2}
+    with pytest.raises(BatchesError, match="not registered"):
+        CapturedStep(model, lambda x: model(x)["out"] * kept[elsewhere], (inputs(0)[0],), {}, record)
+    assert all(each is before[name] for name, each in model.named_parameters()), "the module has its own again"
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(6))
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor, *, argument: Tensor | None = None) -> Tensor:
+        counted: Any = self.count if argument is None else argument
+        counted.add_(1)
+        return x * self.scale
+
+
+@pytest.mark.parametrize("kind", [CapturedCall, CapturedStep])
+@pytest.mark.parametrize("argument", [False, True])
+def test_a_module_that_counts_is_refused(kind: Any, *, argument: bool) -> None:
+    model = Counting()
+    with pytest.raises(BatchesError, match="changes an argument" if argument else "changes a buffer"):
+        kind(model, model, (torch.ones(6),), {"argument": torch.zeros(())} if argument else {}, record)
+
+
+@pytest.mark.parametrize("kind", [CapturedCall, CapturedStep])
+@pytest.mark.parametrize("place", ["argument", "output"])
+def test_objects_that_are_no_plain_values_are_refused(kind: Any, place: str) -> None:
+    model = nn.Linear(6, 6)
+
+    def call(x: Tensor, option: object = None) -> object:
+        return model(x), option if place == "argument" else object()
+
+    with pytest.raises(BatchesError, match="an argument or output is a object"):
+        kind(model, call, (torch.ones(6),), {"option": object()} if place == "argument" else {}, record)
+
+
+class Scaled(nn.Parameter):
+    """A parameter of a kind of its own."""
+
+
+def test_attributes_of_parameters_are_there_and_other_kinds_are_refused() -> None:
+    model: Any = nn.Linear(6, 6)
+    model.weight.factor = 3.0
+    seen = set[float]()
+
+    def call(x: Tensor) -> Tensor:
+        seen.add(model.weight.factor)
+        return model(x)  # type: ignore[no-any-return]
+
+    CapturedStep(model, call, (torch.ones(6),), {}, record)
+    assert seen == {3.0}
+    model.weight = Scaled(torch.ones(6, 6))
+    with pytest.raises(BatchesError, match="a parameter is a Scaled"):
+        CapturedStep(model, model, (torch.ones(6),), {}, record)
 
 
 def test_a_call_without_gradients_is_no_step() -> None:
@@ -209,12 +287,17 @@ def test_casts_of_weights_are_the_graphs_own(*, is_step: bool) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         model(*arguments[0], **arguments[1])  # casts are kept now
         call: Any = (
-            CapturedStep(model, model, *arguments, record) if is_step else CapturedCall(model, *arguments, record)
+            CapturedStep(model, model, *arguments, record)
+            if is_step
+            else CapturedCall(model, model, *arguments, record)
         )
         with torch.no_grad():
             model.first.weight.mul_(2)
         ours = call(*arguments[0], **arguments[1])
+        later = model(*arguments[0], **arguments[1])
     with torch.autocast("cpu", torch.bfloat16):
         wanted = model(*arguments[0], **arguments[1])
     assert_same([ours["out"], ours["rows"]], [wanted["out"], wanted["rows"]])
+    if not is_step:  # in the region the capture's own casts are not kept either
+        assert_same([later["rows"]], [wanted["rows"]])
     assert torch.is_autocast_cache_enabled()

@@ -13,7 +13,7 @@ parameter holds of one step would change in the next.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from crossfade.batches.held import Held, leaf_of, put_in, sources_of
+from crossfade.batches.tensors import PLAIN
 from crossfade.errors import BatchesError
 from crossfade.peers.replays import stop_recording
 
@@ -60,39 +62,32 @@ def _own_casts() -> Iterator[None]:
         torch.set_autocast_cache_enabled(was_cached)
 
 
-@contextmanager
-def _put_in(module: nn.Module, instead: Mapping[int, nn.Parameter]) -> Iterator[None]:
-    """A module has other parameters meanwhile: by the `id` of its own."""
-    places = [
-        (each, name, own)
-        for each in module.modules()
-        for name, own in each.named_parameters(recurse=False, remove_duplicate=False)
-    ]
-    try:
-        for each, name, own in places:
-            setattr(each, name, instead[id(own)])
-        yield
-    finally:
-        for each, name, own in places:
-            setattr(each, name, own)
-
-
 class CapturedCall:
-    """One call without gradients, captured for arguments of one signature. It keeps no state on the CPU.
+    """One call without gradients, captured for arguments of one signature. It keeps no state.
 
     Args:
+        module: whose call it is.
         call: of the arguments; it has run before, so that nothing is made for the first time in the capture.
         record: what captures.
     """
 
     def __init__(
-        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], record: Record | None = None
+        self,
+        module: nn.Module,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        record: Record | None = None,
     ) -> None:
+        self._held = Held(module)
         self._inputs, (own_args, own_kwargs) = _copies(args, kwargs)
-        with _own_casts():
-            self._replay, self._output = (record or Graphs())(lambda: call(*own_args, **own_kwargs))
+        with _own_casts(), self._held.unchanged(self._inputs):
+            self._replay, output = (record or Graphs())(lambda: call(*own_args, **own_kwargs))
+        _check_leaves(output)
+        self._output = output
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._held.check()
         _fill(self._inputs, pytree.tree_leaves((args, kwargs)))
         self._replay()
         return pytree.tree_map_only(Tensor, torch.clone, self._output)
@@ -103,9 +98,6 @@ class CapturedStep:
 
     - the backward of a call comes before the next call, and once: what it needs of its forward is in the graphs' memory;
     - all outputs that are tensors count, and gradients of gradients are not to be had.
-
-    Args:
-        module: whose parameters get gradients. The graphs read them where they lie.
     """
 
     def __init__(
@@ -119,47 +111,44 @@ class CapturedStep:
         record = record or Graphs()
         self.number = 0  # of the last call; 0 where its backward has run
         self._num_calls = 0
+        self._held = Held(module)
         self._inputs, (own_args, own_kwargs) = _copies(args, kwargs)
         self._parameters = list(module.parameters())
-        self._places = self._current_places()
         # Leaves of their own: a parameter's own node of autograd may be of a step before, and of a stream that is not captured.
-        leaves = {id(each): nn.Parameter(each.detach(), each.requires_grad) for each in self._parameters}
-        with _put_in(module, leaves):
+        leaves = {id(each): leaf_of(each) for each in self._parameters}
+        given = [each for each in self._inputs if isinstance(each, Tensor)]
+        self._wanted = [each.requires_grad for each in (*given, *leaves.values())]
+        sources = [each for each in (*given, *leaves.values()) if each.requires_grad]
+
+        def backward(ends: Sequence[Tensor], gradients: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+            return torch.autograd.grad(ends, sources, gradients, allow_unused=True)
+
+        with _own_casts(), put_in(module, leaves), self._held.unchanged(self._inputs):
+            ends = _ends_of(
+                call(*own_args, **own_kwargs)
+            )  # libraries load what a backward needs, as they have for a forward
+            backward(ends, [torch.ones_like(each) for each in ends])
             self._forward, output = record(lambda: call(*own_args, **own_kwargs))
-            self._outputs, self._spec = pytree.tree_flatten(output)
-            tensors = [each for each in self._outputs if isinstance(each, Tensor)]
-            self.needs_gradient = [each.requires_grad for each in tensors]
-            ends = [each for each in tensors if each.requires_grad]
-            if not ends:
-                raise BatchesError("no output needs a gradient", hint="call it under torch.no_grad()")
+            _check_leaves(output)
+            ends = _ends_of(output)
+            if not set(sources_of(ends)) <= {id(each) for each in sources}:
+                raise BatchesError(
+                    "the module has a parameter that is not registered in it, or a tensor with a history",
+                    hint="register it, or call it with capture=False",
+                )
             self._gradients = [torch.zeros_like(each) for each in ends]
-            given = [each for each in self._inputs if isinstance(each, Tensor)]
-            self._wanted = [each.requires_grad for each in (*given, *leaves.values())]
-            sources = [each for each in (*given, *leaves.values(), *self._parameters) if each.requires_grad]
-            self._backward, found = record(
-                lambda: torch.autograd.grad(ends, sources, self._gradients, allow_unused=True)
-            )
-        num_wanted = sum(self._wanted)
-        if any(each is not None for each in found[num_wanted:]):
-            raise BatchesError("the module has a parameter where it is not registered", hint="register it there too")
-        self._found = found[:num_wanted]
-        self._outputs = [each.detach() if isinstance(each, Tensor) else each for each in self._outputs]
+            self._backward, self._found = record(lambda: backward(ends, self._gradients))
+        outputs, self._spec = pytree.tree_flatten(output)
+        self.needs_gradient = [each.requires_grad for each in outputs if isinstance(each, Tensor)]
+        self._outputs = [each.detach() if isinstance(each, Tensor) else each for each in outputs]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._current_places() != self._places:
-            raise BatchesError(
-                "a parameter lies elsewhere, or needs a gradient now and did not, or the other way round",
-                hint="a captured call reads parameters where they were: make a new handle after moving or freezing them",
-            )
+        self._held.check()
         leaves = pytree.tree_leaves((args, kwargs))
         given = [each for each in leaves if isinstance(each, Tensor)]
         tensors = iter(_Replayed.apply(self, leaves, *given, *self._parameters))  # type: ignore[no-untyped-call]
         filled = [next(tensors) if isinstance(each, Tensor) else each for each in self._outputs]
         return pytree.tree_unflatten(filled, self._spec)
-
-    def _current_places(self) -> list[tuple[int, bool]]:
-        local: list[Any] = [getattr(each, "_local_tensor", each) for each in self._parameters]  # of a DTensor
-        return [(mine.data_ptr(), each.requires_grad) for mine, each in zip(local, self._parameters, strict=True)]
 
     def forward(self, leaves: Sequence[Any]) -> list[Tensor]:
         """Copies of the outputs that are tensors, for the leaves of the arguments."""
@@ -183,6 +172,14 @@ class CapturedStep:
         return [_copy(next(found)) if is_wanted else None for is_wanted in self._wanted]
 
 
+def _ends_of(output: Any) -> list[Tensor]:
+    """The outputs that need a gradient."""
+    ends = [each for each in pytree.tree_leaves(output) if isinstance(each, Tensor) and each.requires_grad]
+    if not ends:
+        raise BatchesError("no output needs a gradient", hint="call it under torch.no_grad()")
+    return ends
+
+
 class _Replayed(torch.autograd.Function):
     """A captured step to autograd: of the tensors among the arguments, and of the parameters."""
 
@@ -203,12 +200,23 @@ class _Replayed(torch.autograd.Function):
 
 def _copies(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
     """The leaves of arguments, tensors as copies that are leaves of autograd; and the arguments made of them."""
+    _check_leaves((args, kwargs))
     leaves, spec = pytree.tree_flatten((args, kwargs))
     own = [
         leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
         for leaf in leaves
     ]
     return own, pytree.tree_unflatten(own, spec)
+
+
+def _check_leaves(value: Any) -> None:
+    """A graph has what is no tensor for good, so it must be something of which `kind_of` tells one from another."""
+    for leaf in pytree.tree_leaves(value):
+        if not isinstance(leaf, Tensor) and type(leaf) not in PLAIN:
+            raise BatchesError(
+                f"an argument or output is a {type(leaf).__name__}",
+                hint="captured calls have tensors, numbers and texts",
+            )
 
 
 @torch.no_grad()

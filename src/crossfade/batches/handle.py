@@ -33,7 +33,7 @@ _WHOLE = Way(Moves.ONE)
 _MODES: tuple[Callable[[], object], ...] = (
     torch.is_grad_enabled,
     torch.is_inference_mode_enabled,
-    *(partial(torch.is_autocast_enabled, kind) for kind in ("cpu", "cuda")),
+    *(partial(ask, kind) for ask in (torch.is_autocast_enabled, torch.get_autocast_dtype) for kind in ("cpu", "cuda")),
 )
 """What of torch's state makes another kind of call."""
 
@@ -150,6 +150,8 @@ class Interleaved:
         if tuner.chosen == _WHOLE:
             return self.module(*args, **kwargs)
         step = tuner.begin()
+        if tuner.chosen is not None and key in self._captured:
+            self._forget_others(key, tuner.chosen)
         if step.way.is_captured:
             output, run = self._replay(key, tuner, step, args, kwargs)
         else:
@@ -178,7 +180,11 @@ class Interleaved:
             "training" if self.module.training else "evaluation",
             "with gradients" if torch.is_grad_enabled() else "without gradients",
             *(["in inference mode"] if torch.is_inference_mode_enabled() else []),
-            *(f"autocast on {kind}" for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)),
+            *(
+                f"autocast on {kind} to {torch.get_autocast_dtype(kind)}"
+                for kind in ("cpu", "cuda")
+                if torch.is_autocast_enabled(kind)
+            ),
         )
         kind = signature((args, kwargs), with_values=self._runner.captures)
         return (*modes, *kind) if self._per_shape else modes
@@ -187,12 +193,17 @@ class Interleaved:
         reason = why_one_batch(self.module)
         if not reason and not self._split(args, kwargs, self._runner.num_batches):
             reason = f"a batch has fewer rows than {self._runner.num_batches}"
-        device, why = self._device(args, kwargs), why_not_captured(self.module) if torch.is_grad_enabled() else ""
+        kinds = self._device_kinds(args, kwargs)
+        device, why = "cuda" if "cuda" in kinds else "cpu", ""
+        if self._runner.captures and device == "cuda":
+            why = why_not_captured(self.module, trains=torch.is_grad_enabled())
+            if "cpu" in kinds:
+                why = "an argument is on the CPU, and a graph has its value for good"
         captures = self._runner.captures and device == "cuda" and not why
         tuner = self._tuners[key] = self._runner.tuner(
             device, self._kind(args, kwargs), reason, in_one_stream=self._in_one_stream, captures=captures
         )
-        if self._runner.captures and why:
+        if why:
             tuner.notes.append(f"not captured: {why}")
         if any(
             isinstance(each, nn.modules.dropout._DropoutNd) and each.training and each.p
@@ -202,9 +213,10 @@ class Interleaved:
         return tuner
 
     def _device(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        leaves = pytree.tree_leaves((args, kwargs))
-        kinds = {leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)}
-        return "cuda" if "cuda" in kinds else "cpu"
+        return "cuda" if "cuda" in self._device_kinds(args, kwargs) else "cpu"
+
+    def _device_kinds(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
+        return {leaf.device.type for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
 
     def _run(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Run | None]:
         if step.way.moves is Moves.ONE:
@@ -224,9 +236,6 @@ class Interleaved:
     ) -> tuple[Any, Run | None]:
         """By a graph, which is captured at the way's first step. A way that cannot be captured is given up by all ranks."""
         graphs = self._captured.setdefault(key, {})
-        if tuner.chosen is not None:
-            for way in [way for way in graphs if way != tuner.chosen]:
-                del graphs[way]
         call, run = graphs.get(step.way), None
         if call is None:
             plain = Way(step.way.moves)
@@ -245,9 +254,15 @@ class Interleaved:
             tuner.restart(step)
         return call(*args, **kwargs), run
 
+    def _forget_others(self, key: tuple[object, ...], chosen: Way) -> None:
+        """Gives the memory of graphs back that were only measured."""
+        graphs = self._captured.pop(key)
+        if chosen in graphs:
+            self._captured[key] = {chosen: graphs[chosen]}
+
     def _capture(
         self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> CapturedCall | CapturedStep:
         if torch.is_grad_enabled():
             return CapturedStep(self.module, call, args, kwargs)
-        return CapturedCall(call, args, kwargs)
+        return CapturedCall(self.module, call, args, kwargs)

@@ -30,10 +30,17 @@ def why_one_batch(module: nn.Module) -> str:
     return ""
 
 
-def why_not_captured(module: nn.Module) -> str:
-    """Why no graph can be made of a module's training; nothing if one can, as far as it is known before."""
+def why_not_captured(module: nn.Module, *, trains: bool) -> str:
+    """Why no graph can be made of a module's calls, on GPUs; nothing if one can, as far as it is known before."""
+    if any(not each.is_cuda for own in (module.parameters(), module.buffers()) for each in own):
+        return "a parameter or buffer is not on the GPU, and a graph has its value for good"
+    if not trains:
+        return ""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     for name, each in module.named_modules():
-        if isinstance(each, DistributedDataParallel) or is_fully_sharded(each):
-            place = f"{type(each).__name__} '{name}'" if name else type(each).__name__
+        place = f"{type(each).__name__} '{name}'" if name else type(each).__name__
+        is_reduced = isinstance(each, DistributedDataParallel) or is_fully_sharded(each)
+        is_reduced = is_reduced or (fsdp is not None and isinstance(each, fsdp.FullyShardedDataParallel))
+        if is_reduced or any(kind.__module__.endswith("_composable.replicate") for kind in type(each).__mro__):
             return f"{place} reduces gradients as they come, which a graph's do not"
     return ""

@@ -88,7 +88,7 @@ def kind_of(args: tuple[Any, ...], kwargs: dict[str, Any], *, with_values: bool 
     for each in (*args, *kwargs.values()):
         if isinstance(each, torch.Tensor):
             kinds.append((each.dtype, each.shape, each.device.type, each.requires_grad))
-        elif type(each) in _PLAIN:
+        elif type(each) in PLAIN:
             is_told = with_values or each is None or type(each) is bool
             kinds.append((type(each), repr(each) if is_told else ""))
         else:
@@ -96,7 +96,8 @@ def kind_of(args: tuple[Any, ...], kwargs: dict[str, Any], *, with_values: bool 
     return tuple(kinds)
 
 
-_PLAIN = (bool, type(None), int, float, str)
+PLAIN = (bool, type(None), int, float, str)
+"""Types whose values stand in the `signature` of a captured call."""
 
 
 def signature(value: Any, *, with_values: bool = False) -> tuple[str, ...]:

@@ -142,7 +142,7 @@ class Lane:
         return epoch
 
     def next_buffer(self) -> int:
-        """This rank's buffer of the exchange that comes next, free to be written by this rank now (PR-1)."""
+        """This rank's buffer of the exchange that comes next, free to be written behind the waits of the one before (PR-1)."""
         return self._epochs[self._num_exchanges % NUM_EPOCHS].buffers[self.memory.rank]
 
     def copy(self, stream: int, target: int, source: int, size_bytes: int) -> None:

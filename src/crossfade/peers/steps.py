@@ -65,37 +65,42 @@ def all_gather(lane: Lane, stream: int, target: int, source: int, size_bytes: in
     def fetches(begin: int, length: int) -> dict[int, Fetch]:
         return {p: Fetch(0, target + p * size_bytes + begin, length) for p in memory.peers}
 
-    _pull(
-        lane, stream, list(pieces_of(size_bytes, lane.buffer_bytes)), stage, fetches, (target + own, source, size_bytes)
-    )
+    _pull(lane, stream, list(pieces_of(size_bytes, lane.buffer_bytes)), stage, fetches, (target + own, source))
 
 
 def _pull(
     lane: Lane,
     stream: int,
     pieces: Sequence[tuple[int, int]],
-    stage: Callable[[int, int, int], None],
+    stage: Callable[[int, int, int], None] | None,
     fetches: Callable[[int, int], dict[int, Fetch]],
-    own: tuple[int, int, int] = (0, 0, 0),
+    own: tuple[int, int] | None = None,
 ) -> None:
-    """Pieces that others fetch out of this rank's buffer, and this rank's own block. Each piece is put into the buffer while the
-    one before it is fetched: a kernel that puts it there may have to wait for SMs.
+    """Pieces that others fetch out of this rank's buffer.
+
+    While a piece is fetched the next one is put into the buffer after it, and this rank's own block (``own``: target and source)
+    goes to its place, piece by piece: kernels that do so may have to wait for SMs.
     """
-    is_begun = False
-    for number, piece in enumerate(pieces):
-        if not number:
-            stage(stream, *piece)
-            is_begun = _begin_own(lane, stream, *own)
-        epoch, later = offer(lane, stream), pieces[number + 1 : number + 2]
+    copy = lane.memory.kernels.copy
+    if own is not None and own[0] == own[1]:
+        own = None
+    if stage is not None and pieces:
+        stage(stream, *pieces[0])
+    for number, (begin, length) in enumerate(pieces):
+        epoch, later = offer(lane, stream), pieces[number + 1 : number + 2] if stage is not None else []
+        is_begun = bool(later) or own is not None
 
-        def beside(later: Sequence[tuple[int, int]] = later) -> None:
+        def beside(begin: int = begin, length: int = length, later: Sequence[tuple[int, int]] = later) -> None:
+            local = lane.fork_local(stream)
             for each in later:
-                stage(lane.fork_local(stream), *each)
+                assert stage is not None, "there is nothing later without it"
+                stage(local, *each)
+            if own is not None:
+                copy(local, own[0] + begin, own[1] + begin, length)
 
-        fetch(lane, epoch, stream, fetches(*piece), beside)
-        if later or is_begun:
+        fetch(lane, epoch, stream, fetches(begin, length), beside if is_begun else None)
+        if is_begun:
             lane.join_local(stream)
-            is_begun = False
 
 
 def _put(lane: Lane, stream: int, blocks: dict[int, Block], own: tuple[int, int, int]) -> None:
@@ -131,23 +136,24 @@ def all_to_all(lane: Lane, stream: int, target: int, source: int, block_bytes: i
         return {p: Fetch(slot, target + p * block_bytes + begin, length) for p in memory.peers}
 
     pieces = list(pieces_of(block_bytes, lane.slot_bytes))
-    _pull(lane, stream, pieces, stage, fetches, (target + own, source + own, block_bytes))
+    _pull(lane, stream, pieces, stage, fetches, (target + own, source + own))
 
 
 def broadcast(lane: Lane, stream: int, root: int, target: int, source: int, size_bytes: int) -> None:
     """The root's ``size_bytes`` at ``source`` go to the target of all ranks, who fetch them out of the root's buffer."""
     memory = lane.memory
-    is_root = memory.rank == root
 
     def stage(on: int, begin: int, length: int) -> None:
-        if is_root:
-            memory.kernels.copy(on, lane.next_buffer(), source + begin, length)
+        memory.kernels.copy(on, lane.next_buffer(), source + begin, length)
 
     def fetches(begin: int, length: int) -> dict[int, Fetch]:
         return {p: Fetch(0, target + begin, length if p == root else 0) for p in memory.peers}
 
     pieces = list(pieces_of(size_bytes, lane.buffer_bytes))
-    _pull(lane, stream, pieces, stage, fetches, (target, source, size_bytes if is_root else 0))
+    if memory.rank == root:
+        _pull(lane, stream, pieces, stage, fetches, (target, source))
+    else:
+        _pull(lane, stream, pieces, None, fetches)
 
 
 ONE_SHOT_BYTES = 256 << 10

@@ -1,0 +1,103 @@
+"""What graphs of a module's calls have for good, and the module with leaves of autograd of a graph's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import ref
+
+from torch import Tensor, nn
+
+from crossfade.errors import BatchesError
+
+
+class Held:
+    """What a module's graphs have for good: its parameters and buffers, where they lie, and which of its modules train."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._modules = list(module.modules())
+        self._training = [each.training for each in self._modules]
+        owners: list[dict[str, Any]] = [own for each in self._modules for own in (each._parameters, each._buffers)]
+        self._tensors = [(own, name, each) for own in owners for name, each in own.items() if each is not None]
+        self._places = [_place(each) for _, _, each in self._tensors]
+        self._buffers = list(module.buffers())
+
+    def check(self) -> None:
+        """Raises where something else is there now."""
+        is_there = all(own.get(name) is each for own, name, each in self._tensors)
+        is_there = is_there and [_place(each) for _, _, each in self._tensors] == self._places
+        if is_there and [each.training for each in self._modules] == self._training:
+            return
+        raise BatchesError(
+            "a parameter or buffer is another one, lies elsewhere or needs a gradient now and did not (or the other way round), "
+            "or a module inside was set to training or evaluation",
+            hint="a captured call has these for good: make a new handle after changing them",
+        )
+
+    @contextmanager
+    def unchanged(self, inputs: Sequence[Any]) -> Iterator[None]:
+        """Raises where the body has changed a buffer in place, which it does once more than calls, or its own copy of an input."""
+        tensors = [*self._buffers, *(each for each in inputs if isinstance(each, Tensor))]
+        before = [_version(each) for each in tensors]
+        yield
+        for each, version in zip(tensors, before, strict=True):
+            if _version(each) != version:
+                what = "a buffer" if any(each is own for own in self._buffers) else "an argument"
+                raise BatchesError(f"the module changes {what} in place", hint="call it with capture=False")
+
+
+def _place(tensor: Any) -> tuple[int, bool]:
+    return getattr(tensor, "_local_tensor", tensor).data_ptr(), tensor.requires_grad  # a DTensor has it in there
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+@contextmanager
+def put_in(module: nn.Module, instead: Mapping[int, nn.Parameter]) -> Iterator[None]:
+    """A module has other parameters meanwhile: by the `id` of its own."""
+    places = [
+        (each, name, own)
+        for each in module.modules()
+        for name, own in each.named_parameters(recurse=False, remove_duplicate=False)
+    ]
+    # These keep a list of theirs, and would move all weights together again where references to them are not what they were.
+    recurrent: list[Any] = [each for each in module.modules() if isinstance(each, nn.RNNBase)]
+    references = [each._flat_weight_refs for each in recurrent]
+    try:
+        for each, name, own in places:
+            setattr(each, name, instead[id(own)])
+        for each in recurrent:
+            each._flat_weight_refs = [weight if weight is None else ref(weight) for weight in each._flat_weights]
+        yield
+    finally:
+        for each, name, own in places:
+            setattr(each, name, own)
+        for each, refs in zip(recurrent, references, strict=True):
+            each._flat_weight_refs = refs
+
+
+def leaf_of(parameter: nn.Parameter) -> nn.Parameter:
+    """One of its own for autograd, in the same memory."""
+    leaf = nn.Parameter(parameter.detach(), parameter.requires_grad)
+    if type(leaf) is not type(parameter):
+        raise BatchesError(f"a parameter is a {type(parameter).__name__}", hint="call it with capture=False")
+    leaf.__dict__.update(parameter.__dict__)
+    return leaf
+
+
+def sources_of(ends: Sequence[Tensor]) -> dict[int, Tensor]:
+    """The leaves of autograd's graph behind these, by `id`."""
+    found = {id(each): each for each in ends if each.grad_fn is None}
+    seen, waiting = set[Any](), [each.grad_fn for each in ends if each.grad_fn is not None]
+    while waiting:
+        node: Any = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if (variable := getattr(node, "variable", None)) is not None:
+            found[id(variable)] = variable
+        waiting += [each for each, _ in node.next_functions if each is not None]
+    return found
