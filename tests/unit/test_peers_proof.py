@@ -7,6 +7,8 @@ meaning: no deadlock in any order, on any number of hardware queues.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -116,6 +118,14 @@ PUT_OWN = "put bytes 0 to 32 of input 0 of rank 0 into bytes 0 to 32 of output 0
 )
 def test_a_fault_of_a_lane_is_found(calls: list[Call], lane: type[Lane], operations: tuple[str, str]) -> None:
     assert find(PeerWorld(calls, lane=lane), *operations).kind == "race"
+
+
+@pytest.mark.parametrize("lane", [faults.NoLocalFork, faults.NoLocalJoin, faults.WaitBehindFork])
+@pytest.mark.parametrize("name", ["pieces in place", "pieces of a broadcast", "pieces of four ranks"])
+def test_a_piece_that_is_put_in_too_early_is_found(name: str, lane: type[Lane]) -> None:
+    """Beside the fetches of the one before, and behind all ranks' words for that one."""
+    world = replace(LARGER[name], lane=lane)
+    assert any(sample(world, [seed], is_strict=False).kind in ("race", "capture") for seed in range(200))
 
 
 def test_reuse_of_a_signal_is_found() -> None:
@@ -245,7 +255,18 @@ def test_a_small_world_has_no_fault_in_any_order(collective: Collective, two_sho
 LARGER = {
     "three calls": PeerWorld([GATHER, SUM, Call(Collective.ALL_REDUCE)]),
     "pieces": PeerWorld([Call(Collective.ALL_TO_ALL, 150)], buffer_bytes=512),
-    "pieces of a broadcast": PeerWorld([Call(Collective.BROADCAST, 300)], num_ranks=3, buffer_bytes=768),
+    "pieces in place": PeerWorld([Call(Collective.ALL_GATHER, 450, is_in_place=True)], buffer_bytes=512),
+    "pieces of a broadcast": PeerWorld(
+        [Call(Collective.BROADCAST, 800)], 3, (Round.REPLAY,) * 2, buffer_bytes=768, is_replayable=True
+    ),
+    "pieces of four ranks": PeerWorld(
+        [Call(Collective.ALL_TO_ALL, 320, lane=k, stream=k) for k in (0, 1)],
+        num_ranks=4,
+        num_queues=1,
+        buffer_bytes=1024,
+        num_lanes=2,
+        num_user_streams=2,
+    ),
     "three ranks": PeerWorld([Call(Collective.ALL_REDUCE, is_in_place=True)], num_ranks=3),
     "two lanes": PeerWorld(
         [Call(Collective.ALL_GATHER, lane=k, stream=k) for k in (0, 1)], num_lanes=2, num_user_streams=2

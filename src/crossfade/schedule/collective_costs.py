@@ -15,16 +15,18 @@ W parties, each bringing n bytes (of a broadcast: the root has n). Copies betwee
 =================  =====================================================  ====================================================
 kind               each piece                                             besides
 =================  =====================================================  ====================================================
-allgather          p <= B: K(2 p) + X(p), fetched out of the buffers      the own block, beside it
+allgather          p <= B: 2 signals + C(p), fetched out of the buffers    K(2 p) of the first, see below
 reducescatter      p <= B / W: X(p), pushed                               K((W + 1) p), see below
 allreduce          p <= B / W: 2 X(p), shares pushed, sums fetched        K((W + 2) p), see below
 allreduce, small   n <= 256 KiB: X(n) + K((W + 1) n)
-broadcast          p <= B: 2 signals + F(p), all fetch from the root      K(2 p) once: later pieces are made ready meanwhile
+broadcast          p <= B: 2 signals + F(p), all fetch from the root      K(2 p) of the first, see below
 =================  =====================================================  ====================================================
 
-F(p) is one copy from the root beside those for the others. Pieces of sums go two at a time (`peers/steps.py`): the addition of one
-goes on beside the other's copies, the signals that offer its sum too, and both hold up that sum's way to the others if they take
-longer. Averages are divided by a kernel, K(2 n) of what comes out. Other reductions are dealt out, reduced by kernels and gathered.
+F(p) is one copy from the root beside those for the others. While a piece is fetched the next one is made ready, and as much of the
+own block goes to its place: two kernels, which hold the next exchange up if they take longer. Pieces of sums go two at a time
+(`peers/steps.py`): the addition of one goes on beside the other's copies, the signals that offer its sum too, and both hold up that
+sum's way to the others if they take longer. Averages are divided by a kernel, K(2 n) of what comes out. Other reductions are dealt
+out, reduced by kernels and gathered.
 
 A host that enqueues more slowly than the GPU works is what counts: a collective takes at least what enqueuing it costs.
 
@@ -46,9 +48,9 @@ Beside matrix products see `crossfade.schedule.gpus`. A kernel waits there for t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import permutations, zip_longest
 
 from crossfade.cluster import Host
 from crossfade.plan.plan import CollectiveSpec, Plan
@@ -303,8 +305,18 @@ class _Copies(_Way):
 
     def _all_gather_us(self, size_bytes: int) -> float:
         pieces = list(_pieces(size_bytes, self._buffer_bytes))
-        time_us = sum(self.kernel_us(2 * piece) + self._exchange_us(piece) for piece in pieces)
-        return max(time_us, self._host_us(len(pieces), len(pieces) + 1))
+        time_us = self._pulled_us(pieces, 1, self._copies_us)
+        return max(time_us, self._host_us(len(pieces), 2 * len(pieces)))
+
+    def _pulled_us(self, pieces: Sequence[int], num_staged: int, fetched_us: Callable[[int], float]) -> float:
+        """Pieces that others fetch. While one is fetched the next is staged, in so many parts of its length, and a piece of the
+        own block goes to its place.
+        """
+        time_us = num_staged * self.kernel_us(2 * pieces[0])
+        for piece, *later in zip_longest(pieces, pieces[1:]):
+            beside_us = self.kernel_us(2 * piece) + sum(num_staged * self.kernel_us(2 * each) for each in later if each)
+            time_us += self._signals_us + max(fetched_us(piece), beside_us)
+        return time_us
 
     def _reduce_scatter_us(self, size_bytes: int) -> float:
         pieces = list(_pieces(-(-size_bytes // self.num), self._slot_bytes))
@@ -339,11 +351,13 @@ class _Copies(_Way):
     def _broadcast_us(self, root: int, size_bytes: int) -> float:
         pieces = list(_pieces(size_bytes, self._buffer_bytes))
         others = [rank for rank in range(self.num) if rank != root]
-        time_us = self.kernel_us(2 * pieces[0])
-        for piece in pieces:
+
+        def fetched_us(piece: int) -> float:
             alone_us = max((self.alone_us(root, rank, piece) for rank in others), default=0.0)
-            time_us += alone_us * self._crowding_from(root, piece) + self._signals_us
-        return max(time_us, self._host_us(len(pieces), len(pieces) + 1, len(pieces)))
+            return alone_us * self._crowding_from(root, piece)
+
+        time_us = self._pulled_us(pieces, 1, fetched_us)
+        return max(time_us, self._host_us(len(pieces), 2 * len(pieces), len(pieces)))
 
     def _crowding_from(self, root: int, size_bytes: int) -> float:
         """How much longer a copy from the root takes beside those for the others: as measured, else a fair share."""
@@ -358,9 +372,9 @@ class _Copies(_Way):
         block = -(-size_bytes // self.num)
         pieces = list(_pieces(block, self._slot_bytes))
         others = self.num - 1
-        time_us = sum(self.kernel_us(2 * others * piece) + self._exchange_us(piece) for piece in pieces)
+        time_us = self._pulled_us(pieces, others, self._copies_us)
         time_us += others * self.kernel_us(3 * block) + self.kernel_us(2 * block)
-        time_us = max(time_us, self._host_us(len(pieces), others * (len(pieces) + 1) + 2))
+        time_us = max(time_us, self._host_us(len(pieces), (others + 1) * (len(pieces) + 1)))
         if kind is CollectiveKind.REDUCESCATTER:
             return time_us
         return time_us + 2 * self.kernel_us(2 * size_bytes) + self._all_gather_us(block)

@@ -59,6 +59,21 @@ class NoWaitAtAll(NoWait):
         pass
 
 
+class WaitBehindFork(Lane):
+    """Waits for the others only in front of the copies, and not in front of what goes on beside these."""
+
+    _held: tuple[Epoch, list[int], int] | None = None
+
+    def await_full(self, epoch: Epoch, peers: list[int], stream: int) -> None:
+        self._held = epoch, peers, stream
+
+    def copy(self, stream: int, target: int, source: int, size_bytes: int) -> None:
+        if self._held is not None:
+            super().await_full(*self._held)
+            self._held = None
+        super().copy(stream, target, source, size_bytes)
+
+
 class SignalAfterWait(Lane):
     """Sets ``full`` on the local stream, behind nothing that waits, but enqueues that after the waits."""
 
