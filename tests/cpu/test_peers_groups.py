@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -131,6 +132,16 @@ def test_what_is_compiled_means_the_process_group_and_not_what_was_opened(world:
 def test_a_shape_is_prepared_on_the_default_group(world: Path) -> None:
     chosen = ops.prepare("matmul_all_reduce", m=4, n=4, k=4, dtype="float32")
     assert ops.tuner_of().choose(ops.Shape("matmul_all_reduce", 4, 4, 4, "float32", "nt", 1)) == chosen
+
+
+def test_a_staged_group_is_meant_only_where_there_is_no_other(world: Path) -> None:
+    with ExitStack() as undo:
+        staged = peers.open_group(device="cpu", is_staged=True)
+        undo.callback(staged.close)
+        assert peers.group_of(None, "cpu") is staged
+        direct = peers.open_group(device="cpu")
+        undo.callback(direct.close)
+        assert peers.group_of(None, "cpu") is direct
 
 
 def test_nothing_keeps_a_group_that_was_closed(world: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -346,12 +346,14 @@ class CudaHostRange:
         self._mapping: mmap.mmap | None = memory.map(self.size_bytes, offset, populate=True)
         self._host = address_of(self._mapping)
         flags = self._cu.CU_MEMHOSTREGISTER_PORTABLE | self._cu.CU_MEMHOSTREGISTER_DEVICEMAP
-        with driver.current():
+        with driver.current(), ExitStack() as undo:
             check(
                 self._cu.cuMemHostRegister(self._host, self.size_bytes, flags),
                 f"pinning {self.size_bytes} bytes of {label}",
             )
+            undo.callback(self._cu.cuMemHostUnregister, self._host)
             self.address = int(check(self._cu.cuMemHostGetDevicePointer(self._host, 0), "cuMemHostGetDevicePointer"))
+            undo.pop_all()
         self._words = memoryview(self._mapping).cast("I")
         self._number = driver.ledger.take("pinned", label)
 

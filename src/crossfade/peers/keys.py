@@ -27,6 +27,7 @@ class _Ranks(Protocol):
     rank: int
     num_ranks: int
     device_type: str
+    is_staged: bool
 
     @property
     def process_group(self) -> ProcessGroup | None: ...
@@ -84,9 +85,14 @@ def find(key: str) -> Any:
 
 
 def find_of(process_group: ProcessGroup, device_type: str) -> Any:
-    """The first open group of a process group for a kind of device; None if there is none."""
+    """The first open group of a process group for a kind of device, a staged one only where there is no other; None if there is
+    none.
+    """
+    staged = None
     for known in _OF.get(id(process_group), {}).values():
         group = known()
         if group is not None and group.device_type == device_type:
-            return group
-    return None
+            if not group.is_staged:
+                return group
+            staged = staged or group
+    return staged
