@@ -56,8 +56,10 @@ def work(
     ``sides_of``: gives the sides of a case. ``profiles``: what the host does in a step of each side is written, in place of timing
     the sides in turns.
     """
-    if options := _group_options():  # interleaved modules do not choose these by themselves yet
-        vars(carriers)["open_group"] = partial(open_group, **options)
+    if os.environ.get(NO_PEERS):
+        vars(carriers)["can_reach"] = lambda: False
+    if size := _buffer_bytes():
+        vars(carriers)["open_group"] = partial(open_group, buffer_bytes=size)
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
     backend: dict[str, Any] = {"backend": "gloo"}
@@ -93,12 +95,9 @@ def work(
     dist.destroy_process_group()
 
 
-def _group_options() -> dict[str, Any]:
-    """How `open_group` is called otherwise than interleaved modules do it."""
-    options: dict[str, Any] = {"is_staged": True} if os.environ.get(NO_PEERS) else {}
-    if size_mb := os.environ.get(BUFFER_MB):
-        options["buffer_bytes"] = int(size_mb) << 20
-    return options
+def _buffer_bytes() -> int:
+    """What is asked for; 0 where nothing is."""
+    return int(os.environ.get(BUFFER_MB, "0")) << 20
 
 
 class _Bench:
@@ -292,7 +291,10 @@ class Halves:
 
     def by_copies(self, x: Tensor) -> Tensor:
         if self._peers is None:
-            self._peers = open_group(device=self._device, num_lanes=2, is_replayable=True, **_group_options())
+            options: dict[str, Any] = {"is_staged": True} if os.environ.get(NO_PEERS) else {}
+            if size := _buffer_bytes():
+                options["buffer_bytes"] = size
+            self._peers = open_group(device=self._device, num_lanes=2, is_replayable=True, **options)
         return self._run(x, self._start_by_copies)
 
     def close(self) -> None:

@@ -178,3 +178,23 @@ def test_copy_engines_count_the_collectives_that_were_no_replays(
             engines._do(part, no_group, act, one, one)
         counted.append(run.num_not_replayed)
     assert counted == [2, 2, 0], "done once, captured, then replayed"
+
+
+@pytest.mark.parametrize("reaches", [False, True])
+def test_copies_go_through_the_hosts_memory_where_gpus_do_not_reach_each_other(
+    reaches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[dict[str, Any]]()
+
+    def open_group(group: Any, **options: Any) -> Any:
+        asked.append(options)
+        return SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr(carriers, "_OPENED", [])
+    monkeypatch.setattr(carriers, "can_reach", lambda: reaches)
+    monkeypatch.setattr(carriers, "open_group", open_group)
+    group: Any = object()
+    for kind in ("cuda", "cpu"):
+        carriers.CopyEngines(2, carriers.ProcessGroups(None)).open(group, torch.device(kind))
+        carriers._OPENED.clear()
+    assert [each["is_staged"] for each in asked] == [not reaches, False]

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from crossfade.batches.equivalents import of_method, of_packet
+from crossfade.errors import DeviceError
 from crossfade.interrupted import brief
 from crossfade.peers import PeerGroup, open_group
 from crossfade.peers.replays import Replays
@@ -175,7 +176,9 @@ class CopyEngines:
         for opened in _OPENED:
             if opened.process_group is group and opened.num_lanes == self._num_parts:
                 return opened
-        _OPENED.append(open_group(group, device=device, num_lanes=self._num_parts, is_replayable=True))
+        is_staged = device.type == "cuda" and not can_reach()
+        made = open_group(group, device=device, num_lanes=self._num_parts, is_replayable=True, is_staged=is_staged)
+        _OPENED.append(made)
         atexit.unregister(_close_opened)
         atexit.register(_close_opened, os.getpid())
         return _OPENED[-1]
@@ -217,6 +220,17 @@ class CopyEngines:
 
 
 _OPENED: list[PeerGroup] = []
+
+
+def can_reach() -> bool:
+    """Whether the GPUs of this host reach each other; else copies go through its memory. The same on all ranks."""
+    from crossfade.peers.cuda_memory import check_machine
+
+    try:
+        check_machine()
+    except DeviceError:
+        return False
+    return True
 
 
 def _close_opened(pid: int) -> None:

@@ -26,7 +26,7 @@ _MULTICAST_OFF = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 def open_cuda_memory(group: ProcessGroup, device: torch.device, num_words: int, buffer_bytes: int) -> OpenedGroup:
     """Shares memory among the ranks, and loads every kernel. Collective; no stream of this device may be waiting."""
     torch = torch_or_raise()
-    _check_machine()
+    check_machine()
     os.environ.setdefault(_MULTICAST_OFF, "1")  # read when symmetric memory is first used
     index = torch.empty(0, device=device).device.index  # of 'cuda', the current one
     driver = CudaDriver(index)
@@ -52,7 +52,8 @@ def open_cuda_memory(group: ProcessGroup, device: torch.device, num_words: int, 
     return OpenedGroup(shared, [party.pid for party in parties], tensor, close)
 
 
-def _check_machine() -> None:
+def check_machine() -> None:
+    """Raises a `DeviceError` where the GPUs of this host do not reach each other, the same on all ranks."""
     facts = read_facts()
     require(judge(facts))
     check_pairs(facts.links, facts.links, hint="use torch.distributed's own collectives here")
