@@ -121,7 +121,7 @@ def test_a_fault_of_a_lane_is_found(calls: list[Call], lane: type[Lane], operati
 
 
 @pytest.mark.parametrize("lane", [faults.NoLocalFork, faults.NoLocalJoin, faults.WaitBehindFork])
-@pytest.mark.parametrize("name", ["pieces in place", "pieces of a broadcast", "pieces of four ranks"])
+@pytest.mark.parametrize("name", ["pieces in place", "pieces of a broadcast", "pieces of three ranks"])
 def test_a_piece_that_is_put_in_too_early_is_found(name: str, lane: type[Lane]) -> None:
     """Beside the fetches of the one before, and behind all ranks' words for that one."""
     world = replace(LARGER[name], lane=lane)
@@ -259,11 +259,11 @@ LARGER = {
     "pieces of a broadcast": PeerWorld(
         [Call(Collective.BROADCAST, 800)], 3, (Round.REPLAY,) * 2, buffer_bytes=768, is_replayable=True
     ),
-    "pieces of four ranks": PeerWorld(
-        [Call(Collective.ALL_TO_ALL, 320, lane=k, stream=k) for k in (0, 1)],
-        num_ranks=4,
+    "pieces of three ranks": PeerWorld(
+        [Call(Collective.ALL_TO_ALL, 300, lane=k, stream=k) for k in (0, 1)],
+        num_ranks=3,
         num_queues=1,
-        buffer_bytes=1024,
+        buffer_bytes=768,
         num_lanes=2,
         num_user_streams=2,
     ),
