@@ -72,9 +72,8 @@ class Interpreter:
 def not_started(name: str, why: str, hint: str = "") -> ActorStartError:
     """The error of actor ``name``, for which the system started no process."""
     what = f"the process of actor {name}" if name else "the process that actors are forked from"
-    failed = ActorStartError(
+    return ActorStartError(
         f"{what} could not be started: {why}",
         hint=hint or f"the interpreter is {sys.executable!r}; is there memory, and room for one more process?",
+        actor=name,
     )
-    failed.actor = name
-    return failed

@@ -374,8 +374,8 @@ def _refuse_too_large(plan: Plan) -> None:
 
 def _cannot_go_on(actor: str, text: str) -> ActorError:
     """An actor that lives has left a plan."""
-    error = ActorError(
-        f"actor {actor} cannot go on with the graph: {text}", hint="tear the graph down; its actors can be used again"
+    return ActorError(
+        f"actor {actor} cannot go on with the graph: {text}",
+        hint="tear the graph down; its actors can be used again",
+        actor=actor,
     )
-    error.actor = actor
-    return error

@@ -362,9 +362,8 @@ def _start_error(launched: _Launched) -> ActorError:
         return cause
     words = str(cause).strip().split("\n")
     kind = ActorDiedError if launched.where is not None else ActorStartError
-    error = kind(f"actor {launched.name} could not be reached in its Ray worker: {' '.join(words[:3])}")
-    error.actor = launched.name
-    return error
+    reason = " ".join(words[:3])
+    return kind(f"actor {launched.name} could not be reached in its Ray worker: {reason}", actor=launched.name)
 
 
 def is_running() -> bool:
