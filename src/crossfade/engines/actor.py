@@ -178,8 +178,6 @@ class Actor:
                 self._close(message)
             case control.Report():
                 self._report(message)
-            case control.Stop():
-                self._is_stopped = True
 
     def _create(self, message: control.Create) -> None:
         self._name = message.actor

@@ -184,11 +184,6 @@ class Reported:
     statistics: ActorStatistics
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """To the actor: exit."""
-
-
 def send(connection: Connection, message: Any, fds: tuple[int, ...] = ()) -> None:
     """Sends one message, and waits for room while the other side does not take it."""
     connection.send(pickle.dumps(message, 5), fds)

@@ -378,7 +378,7 @@ class Processes:
                 far.fate.end = far.fate.end or SHUT_DOWN
         alive = [process for process in self.living.values() if isinstance(process, ActorProcess)]
         for process in alive:
-            process.connection.hang_up()  # a Stop message would wait behind what another thread is sending
+            process.connection.hang_up()  # a message would wait behind what another thread is sending
             process.bell.announce_mail()
         deadline = time.monotonic() + _GRACE_S
         with self.ending:  # another thread may find out that they end, and bury them
