@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from crossfade.channels.values.codec import dump_constants
 from crossfade.engines.protocol import ActorStatistics
@@ -182,6 +182,10 @@ class Reported:
     query: int
     spans: list[Span]
     statistics: ActorStatistics
+
+
+OfPlan: TypeAlias = Listening | Opened | Faulted | Closed | Reported
+"""What an actor says of a plan."""
 
 
 def send(connection: Connection, message: Any, fds: tuple[int, ...] = ()) -> None:

@@ -45,11 +45,7 @@ AnyProcess: TypeAlias = ActorProcess | FarProcess
 class Listener(Protocol):
     """A plan, which its actors' answers and ends concern."""
 
-    def receive(
-        self,
-        actor: str,
-        reply: control.Listening | control.Opened | control.Closed | control.Reported | control.Faulted,
-    ) -> None:
+    def receive(self, actor: str, reply: control.OfPlan) -> None:
         """An actor has answered, or cannot continue a plan, which may be another one."""
 
     def lose(self, actor: str, error: ActorError) -> None:
