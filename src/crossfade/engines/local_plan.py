@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 from crossfade.channels.values.fitting import Fitting
-from crossfade.engines import control
+from crossfade.engines import control, errands
 from crossfade.engines.board import heaps_of, meeting_parties, ring_states, set_aside_bytes
 from crossfade.engines.driver import DriverEnds
 from crossfade.engines.local_processes import SHUT_DOWN, Processes
@@ -109,7 +109,7 @@ class LocalPlan:
             if host == here:
                 site.hand_out(processes, messages)
             else:
-                processes.far_hosts[host].open_site(plan, host, messages)
+                processes.far_hosts[host].say(errands.OpenSite(plan, host, messages))
         self._board = site.board
         bells = {actor: processes.here(actor).bell for actor in at[here]}
         if self._rendezvous is not None or addresses is not None:
