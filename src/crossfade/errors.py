@@ -106,10 +106,13 @@ class ActorError(CrossfadeError):
 
     actor: str = ""
 
+    def __init__(self, message: str, *, hint: str | None = None, actor: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.actor = actor
+
     def again(self, more: str = "") -> Self:
         """A new error that says the same, and ``more``: one object raised twice would collect tracebacks."""
-        error = type(self)(f"{self}{more}")
-        error.actor = self.actor
+        error = type(self)(f"{self}{more}", actor=self.actor)
         error.__cause__ = self.__cause__
         return error
 

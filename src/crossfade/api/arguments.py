@@ -23,7 +23,6 @@ class Splitter:
     def __init__(self, inputs: Sequence[InputSpec]) -> None:
         keys = [spec.key for spec in inputs if spec.key != "go"]
         self.takes_whole = keys == ["*"] and len(inputs) == 1
-        self.takes_nothing = not keys
         self._positions = {int(key[1:-1]) for key in keys if key[0] == "[" and not key.startswith('["')}
         self._names = {name for key in keys if (name := _name(key)) is not None}
         self._has_whole = "*" in keys
@@ -44,11 +43,9 @@ class Splitter:
         unknown = sorted(set(kwargs) - self._names)
         if unknown:
             raise self._misfit(f"got the unexpected argument {unknown[0]!r}")
-        if self.takes_nothing and args:
-            raise self._misfit(f"got {len(args)} positional argument{'' if len(args) == 1 else 's'}")
         if self._has_whole and (len(args) != 1 or kwargs):
             raise self._misfit(f"got {len(args)} positional and {len(kwargs)} keyword arguments")
-        takes_it_apart = self._has_whole or self._unpacks(args) or (self._names and len(args) == 1 and not kwargs)
+        takes_it_apart = self._unpacks(args) or (self._names and len(args) == 1 and not kwargs)
         if not takes_it_apart and len(args) > max(self._positions, default=-1) + 1:
             raise self._misfit(f"got {len(args)} positional argument{'' if len(args) == 1 else 's'}")
 

@@ -127,12 +127,11 @@ class Ledger:
     def _scattered(self, holder: str, units: int, room: Mapping[int, int]) -> ActorStartError:
         """There is as much, but in pieces of several GPUs."""
         parts = ", ".join(f"{_shown(rest)} of GPU {index}" for index, rest in room.items() if rest)
-        error = ActorStartError(
+        return ActorStartError(
             f"actor {holder} asks for {GPU}={_shown(units)}, and what is free is in pieces: {parts}",
             hint="whole GPUs are for one actor, and a part is of one GPU; crossfade.kill(actor) gives back what an actor holds",
+            actor=holder,
         )
-        error.actor = holder
-        return error
 
     def _refusal(self, holder: str, name: str, units: int) -> ActorStartError:
         total = self._totals.get(name, 0)
@@ -144,12 +143,11 @@ class Ledger:
             if units <= total
             else f"the session has {_shown(total)}; crossfade.init({keyword}) says how much there is"
         )
-        error = ActorStartError(
+        return ActorStartError(
             f"actor {holder} asks for {name}={_shown(units)}, and {_shown(self._free(name))} of {_shown(total)} is free: {rest}",
             hint=hint,
+            actor=holder,
         )
-        error.actor = holder
-        return error
 
 
 def _units(amount: float) -> int:

@@ -68,9 +68,8 @@ class CompileOptions:
             else:
                 check_names([name], known, _RAY_ONLY, "option of compile")
         for name, least in (("max_inflight", 1), ("buffer_bytes", 0)):
-            if name in chosen:
-                chosen[name] = _whole_number(name, chosen[name], least)
-        if chosen.get("max_inflight", 0) > MAX_INFLIGHT:
+            chosen[name] = _whole_number(name, chosen[name], least)
+        if chosen["max_inflight"] > MAX_INFLIGHT:
             raise ValueError(
                 f"max_inflight is {chosen['max_inflight']}\nhint: it is at most {MAX_INFLIGHT}; every channel gets so many slots "
                 "when the graph is compiled"
@@ -78,7 +77,7 @@ class CompileOptions:
         for name in ("overlap", "record", "debug"):
             if name in chosen:
                 chosen[name] = check_flag(name, chosen[name])
-        check_timeout(chosen.get("submit_timeout"), "submit_timeout")
+        check_timeout(chosen["submit_timeout"], "submit_timeout")
         return cls(**chosen)
 
 

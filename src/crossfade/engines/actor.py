@@ -54,7 +54,7 @@ class Actor:
         self._gone: set[str] = set()  # peers that have died
         self._parts: dict[int, Part] = {}
         self._running: list[Part] = []  # the parts whose cursors can move
-        self._name = ""
+        self.name = ""  # until it was made
         self._instance: Any = instance  # made by somebody else, or None until `control.Create` comes
         self._has_mail = False
         self._num_turns = 0
@@ -178,11 +178,9 @@ class Actor:
                 self._close(message)
             case control.Report():
                 self._report(message)
-            case control.Stop():
-                self._is_stopped = True
 
     def _create(self, message: control.Create) -> None:
-        self._name = message.actor
+        self.name = message.actor
         self._gpus = message.gpus
         self._bells[message.actor] = self._doorbell.bell()
         self._doing = f"runs {message.actor}.__init__"
@@ -193,7 +191,7 @@ class Actor:
                 cls, args, kwargs = pickle.loads(message.payload)
                 self._instance = cls(*args, **kwargs)
         except Exception as error:
-            failure = Failure.capture(error, actor=self._name, node=f"{self._name}.__init__")
+            failure = Failure.capture(error, actor=self.name, node=f"{self.name}.__init__")
             send(self._connection, control.Created(failure))
             self._is_stopped = True
             return
@@ -202,7 +200,7 @@ class Actor:
         send(self._connection, control.Created(None))
 
     def _call(self, message: control.Call) -> None:
-        label = f"{self._name}.{message.method}"
+        label = f"{self.name}.{message.method}"
         self._doing = f"runs {label}"
         try:
             args, kwargs = pickle.loads(message.payload)
@@ -211,7 +209,7 @@ class Actor:
         except SystemExit:
             raise
         except BaseException as error:
-            failure = Failure.capture(error, actor=self._name, node=label)
+            failure = Failure.capture(error, actor=self.name, node=label)
             send(self._connection, control.Returned(message.number, b"", failure))
             return
         finally:
@@ -225,7 +223,7 @@ class Actor:
 
             payload = dump_in_band(read_topology())
         except Exception as error:
-            failure = Failure.capture(error, actor=self._name, node="asking for the GPUs")
+            failure = Failure.capture(error, actor=self.name, node="asking for the GPUs")
         send(self._connection, control.Returned(message.number, payload, failure))
 
     def _introduce(self, peer: str, bell_memory_fd: int, bell_fd: int, pidfd: int) -> None:
@@ -265,12 +263,12 @@ class Actor:
             self._rendezvous[message.number] = Rendezvous(message.address, message.key)
             port = self._rendezvous[message.number].port
         except OSError as error:
-            failure = Failure.capture(error, actor=self._name, node=f"listening at {message.address}")
+            failure = Failure.capture(error, actor=self.name, node=f"listening at {message.address}")
         send(self._connection, control.Listening(message.number, port, failure))
 
     def _open(self, message: control.OpenPlan, fds: tuple[int, ...]) -> None:
         try:
-            with explained(ChannelError, f"actor {self._name} has no room for them"):
+            with explained(ChannelError, f"actor {self.name} has no room for them"):
                 self._refuse_reserved(fds)
                 self._parts[message.number] = part = self._opened_part(message, list(fds))
             self._running.append(part)
@@ -279,16 +277,16 @@ class Actor:
             failure = None
         except NotUnpickled as error:
             cause = error.__cause__ or error
-            failure = Failure.capture(cause, actor=self._name, node="unpickling what was bound to its methods")
+            failure = Failure.capture(cause, actor=self.name, node="unpickling what was bound to its methods")
         except Exception as error:
-            failure = Failure.capture(error, actor=self._name, node="opening its channels")
+            failure = Failure.capture(error, actor=self.name, node="opening its channels")
         send(self._connection, control.Opened(message.number, failure))
 
     def _opened_part(self, message: control.OpenPlan, fds: list[int]) -> Part:
         mine = self._doorbell, self._bells, self._pidfds, self._gone, self._exchanges
         rendezvous = self._rendezvous.get(message.number)
         calls = self._own_devices, self._break_off, self._set_doing
-        opener = PartOpener(self._name, self._instance, *mine, *calls, rendezvous)
+        opener = PartOpener(self.name, self._instance, *mine, *calls, rendezvous)
         try:
             return opener.part(message, fds)
         except BaseException:
@@ -338,11 +336,6 @@ class Actor:
             spans += self._devices.spans(message.number)
         send(self._connection, control.Reported(message.query, spans, statistics))
 
-    @property
-    def name(self) -> str:
-        """Empty until it was made."""
-        return self._name
-
     def describe(self) -> ActorState:
         """What this actor is doing. Called by the sentinel while the main thread does it."""
         parts = list(self._parts.items())
@@ -352,14 +345,14 @@ class Actor:
             PartState(number, part.cursor.position[0], str(part.cursor.action or ""), part.fault)
             for number, part in parts
         ]
-        return ActorState(self._name, os.getpid(), doing, tuple(states), all_stacks())
+        return ActorState(self.name, os.getpid(), doing, tuple(states), all_stacks())
 
     def _running_node(self, part: Part) -> str:
         """The method that a part's cursor is carrying out, if it is at one: a step that runs a method never waits."""
         action = part.cursor.action
         if part.fault or action is None or action.verb is not Verb.RUN:
             return ""
-        return f"runs {self._name}.{part.plan.node[action.target].method} (node {action.target})"
+        return f"runs {self.name}.{part.plan.node[action.target].method} (node {action.target})"
 
     def leave_all(self) -> None:
         """Gives up all parts: the driver is gone, and this process goes on."""

@@ -71,8 +71,7 @@ class Agent:
         if connection is None or self._is_over:
             return
         try:
-            connection.post(pickle.dumps(message, 5))
-            connection.flush()
+            control.post(connection, message)
         except OSError:
             self._is_over = True
         else:

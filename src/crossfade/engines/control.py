@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from crossfade.channels.values.codec import dump_constants
 from crossfade.engines.protocol import ActorStatistics
@@ -184,9 +184,8 @@ class Reported:
     statistics: ActorStatistics
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """To the actor: exit."""
+OfPlan: TypeAlias = Listening | Opened | Faulted | Closed | Reported
+"""What an actor says of a plan."""
 
 
 def send(connection: Connection, message: Any, fds: tuple[int, ...] = ()) -> None:

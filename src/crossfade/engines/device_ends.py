@@ -148,8 +148,6 @@ class DeviceEnds:
     ) -> DeviceWriter:
         """Opens the writing end of a channel of this host. ``bells`` are all that this party knows; ``node`` is for errors."""
         spec, homes = place.spec, self._homes
-        with torch_needed(_WHAT):
-            pass
         to_readers = [bells[reader] for reader in spec.readers]
         ring = ShmWriter(spec.id, place.block(board), heap, to_readers)
         carrier: Outgoing

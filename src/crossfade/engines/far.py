@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,6 @@ from crossfade.host.frames import FrameError
 from crossfade.host.processes import KILLED
 from crossfade.host.sockets import Connection
 from crossfade.host.tcp import Stream
-from crossfade.plan.plan import Plan
 
 _NUM_CLOCK_LOOKS = 12
 _ANSWER_S = 20.0
@@ -72,8 +71,7 @@ class FarHost:
         if self.is_lost:
             return
         try:
-            self.connection.post(pickle.dumps(message, 5))
-            self.connection.flush()
+            control.post(self.connection, message)
         except OSError as error:
             self._lose(str(error))
         else:
@@ -81,9 +79,6 @@ class FarHost:
 
     def _watch_room(self) -> None:
         self._doorbell.watch_room(self._fd, is_wanted=self.connection.has_unsent)
-
-    def open_site(self, plan: Plan, host: str, messages: Mapping[str, control.OpenPlan]) -> None:
-        self.say(errands.OpenSite(plan, host, messages))
 
     def take_in(self, process: FarProcess, first: control.Create, key: bytes) -> str:
         """Lets a process come in over there; returns where."""

@@ -22,9 +22,9 @@ from crossfade.engines.control import Constants
 from crossfade.engines.driver import DriverEnds, channel_statistics
 from crossfade.engines.explained import torch_needed
 from crossfade.engines.protocol import ActorSpec, ActorStatistics, Arrival, Places, method_of
-from crossfade.engines.state import ActorState, PartState, RingState, State
+from crossfade.engines.state import ActorState, Fate, PartState, RingState, State
 from crossfade.engines.unpicklable import CulpritNamed, arguments, constants
-from crossfade.errors import ActorDiedError, ActorStartError, ChannelError, Failure, PlanError
+from crossfade.errors import ActorError, ChannelError, Failure, PlanError
 from crossfade.host.processes import KILLED, describe_exit
 from crossfade.interrupted import interruptible, longest_sleep
 from crossfade.plan.call import Call
@@ -41,7 +41,7 @@ from crossfade.types import DRIVER
 class _DoneCall:
     """A call that has run: they run when they are made. Or one in which its actor ended."""
 
-    def __init__(self, value: Any, error: ActorDiedError | None = None) -> None:
+    def __init__(self, value: Any, error: ActorError | None = None) -> None:
         self._value = value
         self._error = error
 
@@ -65,8 +65,7 @@ class InlineEngine:
 
     def __init__(self) -> None:
         self._instances: dict[str, Any] = {}
-        self._dead: dict[str, Failure] = {}
-        self._ends: dict[str, str] = {}  # how actors ended
+        self._fates: dict[str, Fate] = {}  # of all actors, by name
         self._plans: list[_InlinePlan] = []
         self._numbers = itertools.count()
         self._lock = threading.RLock()  # a method may use a graph itself
@@ -76,19 +75,18 @@ class InlineEngine:
         cls = actor.cls
         with CulpritNamed(arguments(f"the constructor of {cls.__name__}", actor.args, actor.kwargs)):
             payload = dump_in_band((tuple(actor.args), dict(actor.kwargs)))
+        fate = self._fates[actor.name] = Fate(actor.name, os.getpid())
         try:
             copied_args, copied_kwargs = pickle.loads(payload)
             with self._lock:
                 self._instances[actor.name] = cls(*copied_args, **copied_kwargs)
+            fate.is_created = True
         except (Exception, SystemExit) as error:
-            self._dead[actor.name] = Failure.capture(error, actor=actor.name, node=f"{cls.__name__}.__init__")
+            fate.start_failure = Failure.capture(error, actor=actor.name, node=f"{cls.__name__}.__init__")
 
     def _instance(self, actor: str) -> Any:
-        if actor in self._dead:
-            cause = self._dead[actor].to_error()
-            raise ActorStartError(f"actor {actor} could not be started: {cause}") from cause
         if actor not in self._instances:
-            raise _dead(actor, self._ends.get(actor, KILLED))
+            raise self._fates[actor].error()
         return self._instances[actor]
 
     @interruptible
@@ -108,7 +106,7 @@ class InlineEngine:
             raise
         except SystemExit as error:
             self._end(actor, _how(error))
-            return _DoneCall(None, _dead(actor, _how(error)))
+            return _DoneCall(None, self._fates[actor].error())
         except BaseException as error:
             return _DoneCall(Failure.capture(error, actor=actor, node=f"{actor}.{method}"))
 
@@ -135,9 +133,9 @@ class InlineEngine:
 
     def _end(self, actor: str, how: str) -> None:
         if self._instances.pop(actor, None) is not None:
-            self._ends[actor] = how
+            self._fates[actor].end = how
             for plan in list(self._plans):
-                plan.lose(actor, how)
+                plan.lose(self._fates[actor])
 
     def disown(self) -> None:
         """The child has copies of them."""
@@ -171,7 +169,8 @@ class InlineEngine:
     def close(self) -> None:
         for plan in list(self._plans):
             plan.close()
-        self._instances.clear()
+        for actor in list(self._instances):
+            self.kill(actor)
 
 
 def _open_collectives(plan: Plan, ends: Mapping[str, Ends]) -> None:
@@ -214,7 +213,7 @@ class _InlinePlan:
         self._registry = registry
         self._lock = lock
         self._end = end
-        self._lost: tuple[str, str] | None = None  # an actor, and how it ended
+        self._lost: Fate | None = None  # that of an actor that has ended
         self._nudged = threading.Condition()
         self._busy: set[str] = set()  # actors in the middle of a step, which may wait for another graph
         ends = {party: Ends() for party in plan.programs}
@@ -246,9 +245,9 @@ class _InlinePlan:
             for actor in instances
         }
 
-    def lose(self, actor: str, how: str) -> None:
-        if actor in self._cursors:
-            self._lost = self._lost or (actor, how)
+    def lose(self, fate: Fate) -> None:
+        if fate.name in self._cursors:
+            self._lost = self._lost or fate
 
     def try_advance(self, ready: Callable[[], object]) -> Moved:
         """Does what `_advance` does; nothing after an actor has ended."""
@@ -280,7 +279,7 @@ class _InlinePlan:
 
     def check(self) -> None:
         if self._lost is not None:
-            raise _dead(*self._lost)
+            raise self._lost.error()
 
     def explained(self, error: ChannelError) -> Exception:
         return error
@@ -362,9 +361,3 @@ def _how(error: SystemExit) -> str:
     """What becomes of a process in which nobody catches it."""
     code = error.code if isinstance(error.code, int) else int(error.code is not None)
     return describe_exit(code & 0xFF)
-
-
-def _dead(actor: str, how: str) -> ActorDiedError:
-    error = ActorDiedError(f"actor {actor} is dead: {how}")
-    error.actor = actor
-    return error

@@ -29,9 +29,24 @@ class Interpreter:
         fds: tuple[int, ...],
     ) -> None:
         """The interpreter calls ``main`` of a module with the descriptors, which it inherits, and the arguments. Of no ``name`` is
-        the process that others are forked from.
+        the process that others are forked from. Until it ignores Ctrl-C, which is the driver's business, it has it blocked.
         """
-        self._popen = _start(name, module, fds, arguments, stdio)
+        stdout, stderr = stdio
+        path = search_path()
+        inherited = (*fds, path.fd)
+        command = [sys.executable, "-u", "-c", code_to_run(path.fd, module, *fds, *arguments)]
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._popen = subprocess.Popen(
+                command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            if limit_met(error):
+                raise
+            raise not_started(name, str(error)) from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            path.close()
         self.pid = self._popen.pid
 
     def await_exit(self, pidfd: int) -> int | None:
@@ -57,29 +72,8 @@ class Interpreter:
 def not_started(name: str, why: str, hint: str = "") -> ActorStartError:
     """The error of actor ``name``, for which the system started no process."""
     what = f"the process of actor {name}" if name else "the process that actors are forked from"
-    failed = ActorStartError(
+    return ActorStartError(
         f"{what} could not be started: {why}",
         hint=hint or f"the interpreter is {sys.executable!r}; is there memory, and room for one more process?",
+        actor=name,
     )
-    failed.actor = name
-    return failed
-
-
-def _start(
-    name: str, module: str, fds: tuple[int, ...], arguments: Sequence[object], stdio: tuple[int | None, int | None]
-) -> subprocess.Popen[bytes]:
-    """Starts the interpreter. Until it ignores Ctrl-C, which is the driver's business, it has it blocked."""
-    stdout, stderr = stdio
-    path = search_path()
-    command = [sys.executable, "-u", "-c", code_to_run(path.fd, module, *fds, *arguments)]
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        inherited = (*fds, path.fd)
-        return subprocess.Popen(command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
-    except (OSError, subprocess.SubprocessError) as error:
-        if limit_met(error):
-            raise
-        raise not_started(name, str(error)) from error
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        path.close()

@@ -12,10 +12,10 @@ from operator import itemgetter
 from typing import Any
 
 from crossfade.channels.values.fitting import Fitting
-from crossfade.engines import control
+from crossfade.engines import control, errands
 from crossfade.engines.board import heaps_of, meeting_parties, ring_states, set_aside_bytes
 from crossfade.engines.driver import DriverEnds
-from crossfade.engines.local_processes import Processes
+from crossfade.engines.local_processes import SHUT_DOWN, Processes
 from crossfade.engines.machine import spin_us_for
 from crossfade.engines.protocol import ActorStatistics
 from crossfade.engines.rendezvous import Rendezvous, listeners, open_wires
@@ -109,7 +109,7 @@ class LocalPlan:
             if host == here:
                 site.hand_out(processes, messages)
             else:
-                processes.far_hosts[host].open_site(plan, host, messages)
+                processes.far_hosts[host].say(errands.OpenSite(plan, host, messages))
         self._board = site.board
         bells = {actor: processes.here(actor).bell for actor in at[here]}
         if self._rendezvous is not None or addresses is not None:
@@ -138,17 +138,7 @@ class LocalPlan:
             else:
                 processes.post(party, control.Listen(self.number, address, key))
         actors = [party for party in parties if party != DRIVER]
-        processes.wait_until(
-            lambda: (
-                self._lost is not None
-                or self._is_closed
-                or all((control.Listening, a) in self._answers for a in actors)
-            )
-        )
-        if self._lost is not None:
-            raise self._lost
-        if self._is_closed:
-            raise SessionError("the graph was not compiled: the session was shut down")
+        self._await(lambda: all((control.Listening, a) in self._answers for a in actors))
         ports = {DRIVER: self._rendezvous.port} if self._rendezvous is not None else {}
         for actor in actors:
             answer: control.Listening = self._answers[control.Listening, actor]
@@ -158,38 +148,35 @@ class LocalPlan:
         of = {party: (processes.addresses[plan.host_of(party)], port) for party, port in ports.items()}
         return control.Addresses(key, of, {host: processes.addresses[host] for host in set(plan.hosts.values())})
 
+    def _await(self, is_done: Callable[[], bool]) -> None:
+        """Waits until that is so. Raises an error if an actor dies, or the session ends, before."""
+        self._processes.wait_until(lambda: self._lost is not None or self._is_closed or is_done())
+        if self._is_closed:
+            raise SessionError(f"the graph was not compiled: {SHUT_DOWN}")
+        if self._lost is not None:
+            raise self._lost
+
     def _missing(self, kind: type) -> list[str]:
         is_alive = self._processes.is_alive
         return [actor for actor in self._actors if (kind, actor) not in self._answers and is_alive(actor)]
 
     def _await_opened(self) -> None:
         """Waits for every actor, or for the first one that dies, and raises what one could not do."""
-        processes = self._processes
         # An actor in a communicator's `initialize` may wait for ever for another one that has raised there.
         is_refused = self._has_refused if self.plan.communicators else bool
-        processes.wait_until(
-            lambda: self._lost is not None or self._is_closed or not self._missing(control.Opened) or is_refused()
-        )
-        if self._is_closed:
-            raise SessionError("the graph was not compiled: the session was shut down")
-        if self._lost is not None:
-            raise self._lost
+        self._await(lambda: not self._missing(control.Opened) or is_refused())
         for actor in self._actors:
             if (control.Opened, actor) in self._answers:
                 failure: Failure | None = self._answers[control.Opened, actor].failure
                 if failure is not None:
                     raise self._death() or failure.to_error()
             elif not self._has_refused():  # the actor died before the engine knew of this plan
-                processes.process(actor)  # raises what became of it
+                self._processes.process(actor)  # raises what became of it
 
     def _has_refused(self) -> bool:
         return any(kind is control.Opened and answer.failure for (kind, _), answer in list(self._answers.items()))
 
-    def receive(
-        self,
-        actor: str,
-        reply: control.Listening | control.Opened | control.Closed | control.Reported | control.Faulted,
-    ) -> None:
+    def receive(self, actor: str, reply: control.OfPlan) -> None:
         if isinstance(reply, control.Reported):
             if reply.query in self._reports:
                 self._reports[reply.query][actor] = reply
@@ -374,8 +361,8 @@ def _refuse_too_large(plan: Plan) -> None:
 
 def _cannot_go_on(actor: str, text: str) -> ActorError:
     """An actor that lives has left a plan."""
-    error = ActorError(
-        f"actor {actor} cannot go on with the graph: {text}", hint="tear the graph down; its actors can be used again"
+    return ActorError(
+        f"actor {actor} cannot go on with the graph: {text}",
+        hint="tear the graph down; its actors can be used again",
+        actor=actor,
     )
-    error.actor = actor
-    return error

@@ -45,11 +45,7 @@ AnyProcess: TypeAlias = ActorProcess | FarProcess
 class Listener(Protocol):
     """A plan, which its actors' answers and ends concern."""
 
-    def receive(
-        self,
-        actor: str,
-        reply: control.Listening | control.Opened | control.Closed | control.Reported | control.Faulted,
-    ) -> None:
+    def receive(self, actor: str, reply: control.OfPlan) -> None:
         """An actor has answered, or cannot continue a plan, which may be another one."""
 
     def lose(self, actor: str, error: ActorError) -> None:
@@ -138,7 +134,7 @@ class Processes:
             self.living[process.name] = process
             self._refuse_if_closed(process)  # a signal's handler may have closed it in the middle of this
 
-    def _refuse_if_closed(self, process: ActorProcess) -> None:
+    def _refuse_if_closed(self, process: AnyProcess) -> None:
         if self.is_closed:
             raise SessionError(f"actor {process.name} was not started: {SHUT_DOWN}")
 
@@ -160,8 +156,7 @@ class Processes:
     def take_on_far(self, process: FarProcess) -> None:
         """An actor of another host is one of ours."""
         with self.ending:
-            if self.is_closed:
-                raise SessionError(f"actor {process.name} was not started: {SHUT_DOWN}")
+            self._refuse_if_closed(process)
             self._fates[process.name] = process.fate
             self.living[process.name] = process
 
@@ -216,7 +211,9 @@ class Processes:
 
     def _take_replies(self, process: ActorProcess) -> None:
         try:
-            self._take_in(process)
+            while (message := process.connection.peek()) is not None:
+                self.took(process, pickle.loads(message.payload))
+                process.connection.drop(message)  # last: if interrupted before, the whole message is handled again
         except FrameError as error:
             if not process.refusal:
                 process.break_off(error)
@@ -226,11 +223,6 @@ class Processes:
                 process.kill()  # it is not ending: it closed its socket, so it cannot be reached
                 if process.is_borrowed:
                     self.ended(process)
-
-    def _take_in(self, process: ActorProcess) -> None:
-        while (message := process.connection.peek()) is not None:
-            self.took(process, pickle.loads(message.payload))
-            process.connection.drop(message)  # last: if interrupted before this, the whole message is handled again
 
     def took(self, process: AnyProcess, reply: Any) -> None:
         """Deals with one message of an actor's."""
@@ -378,7 +370,7 @@ class Processes:
                 far.fate.end = far.fate.end or SHUT_DOWN
         alive = [process for process in self.living.values() if isinstance(process, ActorProcess)]
         for process in alive:
-            process.connection.hang_up()  # a Stop message would wait behind what another thread is sending
+            process.connection.hang_up()  # a message would wait behind what another thread is sending
             process.bell.announce_mail()
         deadline = time.monotonic() + _GRACE_S
         with self.ending:  # another thread may find out that they end, and bury them

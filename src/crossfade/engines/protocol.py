@@ -197,13 +197,8 @@ class Engine(Protocol):
         """
 
     def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool, debug: bool = False) -> OpenPlan:
-        """Gives every actor its part of the plan.
-
-        Args:
-            plan: the plan.
-            calls: the arguments of its nodes.
-            record: every party records what it runs.
-            debug: every actor watches its values.
+        """Gives every actor its part of the plan. ``calls`` are the arguments of its nodes. With ``record`` every party records
+        what it runs, with ``debug`` every actor watches its values.
 
         Raises:
             ActorStartError, ActorDiedError: an actor is not there.

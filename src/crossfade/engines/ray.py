@@ -15,8 +15,8 @@ import inspect
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -362,9 +362,8 @@ def _start_error(launched: _Launched) -> ActorError:
         return cause
     words = str(cause).strip().split("\n")
     kind = ActorDiedError if launched.where is not None else ActorStartError
-    error = kind(f"actor {launched.name} could not be reached in its Ray worker: {' '.join(words[:3])}")
-    error.actor = launched.name
-    return error
+    reason = " ".join(words[:3])
+    return kind(f"actor {launched.name} could not be reached in its Ray worker: {reason}", actor=launched.name)
 
 
 def is_running() -> bool:
@@ -374,18 +373,12 @@ def is_running() -> bool:
     return bool(ray.is_initialized())
 
 
-@contextmanager
-def _ray_needed() -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise MissingDependency("ray", extra="ray", needed_for="engine='ray'") from error
-
-
 def start_ray(options: Mapping[str, Any]) -> bool:
     """Starts Ray, or joins the cluster at ``address``, unless the program has; returns whether it was done here."""
-    with _ray_needed():
+    try:
         import ray
+    except ModuleNotFoundError as error:
+        raise MissingDependency("ray", extra="ray", needed_for="engine='ray'") from error
     if ray.is_initialized():
         return False
     ray.init(**options)

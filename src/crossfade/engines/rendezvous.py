@@ -64,11 +64,8 @@ class Rendezvous:
 
 def listeners(plan: Plan) -> list[str]:
     """The parties to which others connect."""
-    return [party for party in plan.programs if _listens(plan, party)]
-
-
-def _listens(plan: Plan, party: str) -> bool:
-    return any(party < peer for peer in (*wired_peers(plan, party), *told_peers(plan, party)))
+    peers = {party: (*wired_peers(plan, party), *told_peers(plan, party)) for party in plan.programs}
+    return [party for party in peers if any(party < peer for peer in peers[party])]
 
 
 def open_wires(

@@ -245,16 +245,12 @@ def all_stacks() -> str:
     )
 
 
-def _character(escaped: re.Match[str]) -> str:
-    return chr(int(escaped[0][2:], 16))
-
-
 def _as_tracebacks_show_it(stack: str) -> str:
     """A stack of faulthandler's, the oldest call first and with the text of the lines."""
     entries = []
     for line in stack.splitlines():
         if call := _CALL.fullmatch(line):
-            path, number, name = (_ESCAPED.sub(_character, part) for part in call.groups())
+            path, number, name = (_ESCAPED.sub(lambda code: chr(int(code[0][2:], 16)), part) for part in call.groups())
             source = linecache.getline(path, int(number)).strip()
             entries.append(f'  File "{path}", line {number}, in {name}\n' + (f"    {source}\n" if source else ""))
         elif line.strip():

@@ -19,21 +19,13 @@ from crossfade.host.limits import allow_many_descriptors, reserve_descriptors
 from crossfade.host.sockets import Connection, take_over
 
 
-def main(
-    control_fd: int,
-    keys_fd: int,
-    bell_memory_fd: int,
-    bell_fd: int,
-    driver_pidfd: int,
-    lifeline_fd: int,
-    door_fd: int,
-    stacks_fd: int,
-    spin_us: float,
-) -> None:
-    """Runs an actor on inherited descriptors. The driver's Ctrl-C is the driver's business."""
+def main(*arguments: Any) -> None:
+    """Runs an actor on inherited descriptors: the arguments are those of `serve`, one by one. The driver's Ctrl-C is the driver's
+    business.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    fds = (control_fd, keys_fd, bell_memory_fd, bell_fd, driver_pidfd, lifeline_fd, door_fd, stacks_fd)
+    *fds, spin_us = arguments
     for fd in fds:
         os.set_inheritable(fd, False)  # they are this process's, not those of programs that it starts
     exit_with(serve(fds, spin_us))

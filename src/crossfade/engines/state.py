@@ -63,17 +63,15 @@ class Fate:
         return bool(self.end or self.start_failure)
 
     def error(self) -> ActorError:
-        error: ActorError
         if self.start_failure is not None:
             cause = self.start_failure.to_error()
-            error = ActorStartError(f"actor {self.name} could not be started: {cause}")
+            error = ActorStartError(f"actor {self.name} could not be started: {cause}", actor=self.name)
             error.__cause__ = cause
-        elif not self.is_created:
-            error = ActorStartError(f"actor {self.name} is dead: {self.end} before its constructor had returned")
-        else:
-            error = ActorDiedError(f"actor {self.name} is dead: {self.end}")
-        error.actor = self.name
-        return error
+            return error
+        told = f"actor {self.name} is dead: {self.end}"
+        if not self.is_created:
+            return ActorStartError(f"{told} before its constructor had returned", actor=self.name)
+        return ActorDiedError(told, actor=self.name)
 
     def obituary(self) -> ActorState:
         """Describes the dead actor for a report of what actors are doing."""
