@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +13,16 @@ import pytest
 import crossfade
 from tests.helpers.awaiting import SESSIONS, call, result_of, run, write
 from tests.helpers.doers import Actor, graph_of
-from tests.helpers.kept_actors import Kept, crew_of, open_crews
+from tests.helpers.kept_actors import crew_of, kept_crews
 
 pytestmark = pytest.mark.timeout(90)
 
 
-@pytest.fixture(scope="module")
-def kept() -> Iterator[dict[str, Kept]]:
-    yield from open_crews(SESSIONS, lambda: (Actor.remote(), Actor.remote()))
-
-
-@pytest.fixture(params=["spin", "inline"], ids=["local", "inline"])
-def actors(request: pytest.FixtureRequest, kept: dict[str, Kept]) -> Iterator[tuple[Any, Any]]:
-    """Two actors on each engine in turn, whose session is the program's."""
-    yield from crew_of(kept[request.param])
-
-
-@pytest.fixture(params=["spin", "sleep"])
-def processes(request: pytest.FixtureRequest, kept: dict[str, Kept]) -> Iterator[tuple[Any, Any]]:
-    """Two actors that are processes, whose session is the program's."""
-    yield from crew_of(kept[request.param])
+kept = kept_crews(SESSIONS, lambda: (Actor.remote(), Actor.remote()))
+actors = crew_of("spin", "inline", ids=["local", "inline"])
+"""Two actors, on each engine in turn."""
+processes = crew_of("spin", "sleep")
+"""Two actors that are processes."""
 
 
 # What it gives
