@@ -175,11 +175,14 @@ def test_other_tasks_have_their_turns(actors: Any) -> None:
 # What it costs
 
 
-async def _used_s() -> float:
-    """What half a second of doing nothing costs; a collection of garbage may come into one."""
-    before = time.process_time()
-    await asyncio.sleep(0.5)
-    return time.process_time() - before
+async def _is_idle() -> bool:
+    """Whether one of three half seconds of doing nothing costs next to nothing: a collection of garbage may come into one."""
+    for _ in range(3):
+        before = time.process_time()
+        await asyncio.sleep(0.5)
+        if time.process_time() - before < 0.02:
+            return True
+    return False
 
 
 def test_a_loop_that_waits_uses_no_core(processes: Any, pipe: Path) -> None:
@@ -190,10 +193,10 @@ def test_a_loop_that_waits_uses_no_core(processes: Any, pipe: Path) -> None:
         future = await graph.execute_async(pipe)
         waiting = asyncio.create_task(result_of(future))
         await asyncio.sleep(0.05)
-        assert min([await _used_s() for _ in range(3)]) < 0.02
+        assert await _is_idle()
         await asyncio.to_thread(write, pipe, "x")
         assert await waiting == "x"
-        assert min([await _used_s() for _ in range(3)]) < 0.02
+        assert await _is_idle()
 
     run(work())
 
