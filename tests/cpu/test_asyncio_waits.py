@@ -19,21 +19,15 @@ from crossfade.api.asynchronous import LoopWatch
 from tests.helpers.awaiting import SESSIONS, call, result_of, run, write
 from tests.helpers.calm import calm_s
 from tests.helpers.doers import Actor, graph_of
-from tests.helpers.kept_actors import Kept, crew_of, open_crews
+from tests.helpers.kept_actors import crew_of, kept_crews
 from tests.helpers.threads import together
 
 pytestmark = pytest.mark.timeout(90)
 
 
-@pytest.fixture(scope="module")
-def kept() -> Iterator[dict[str, Kept]]:
-    yield from open_crews(SESSIONS, lambda: (Actor.remote(), Actor.remote()))
-
-
-@pytest.fixture(params=["spin", "sleep"])
-def processes(request: pytest.FixtureRequest, kept: dict[str, Kept]) -> Iterator[tuple[Any, Any]]:
-    """Two actors that are processes, whose session is the program's."""
-    yield from crew_of(kept[request.param])
+kept = kept_crews(SESSIONS, lambda: (Actor.remote(), Actor.remote()))
+processes = crew_of("spin", "sleep")
+"""Two actors that are processes."""
 
 
 @pytest.fixture(params=["spin", "sleep"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,16 +12,12 @@ import pytest
 import crossfade
 from crossfade.channels.values.codec import dump_in_band, hint_for_pickling
 from crossfade.host.memory import PAGE_BYTES
-from tests.helpers.sessions import TORCH
+from tests.helpers.sessions import TORCH, on_each_engine
 
 LOCK = threading.Lock()
 
 
-@pytest.fixture(params=["inline", "local"])
-def engine(request: pytest.FixtureRequest) -> Iterator[str]:
-    crossfade.init(engine=request.param, preload=TORCH)
-    yield request.param
-    crossfade.shutdown()
+engine = on_each_engine(preload=TORCH)
 
 
 class Keeper:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,7 +18,7 @@ from crossfade.collective import allgather, allreduce, reducescatter
 from crossfade.experimental.channel import CPUCommunicator
 from crossfade.experimental.channel.torch_tensor_type import TorchTensorType
 from tests.helpers.fifo_communicator import FifoCommunicator, Worker, helper_travels_by_value
-from tests.helpers.kept_actors import ENGINES, Kept, crew_of, open_crews
+from tests.helpers.kept_actors import ENGINES, crew_of, kept_crews
 from tests.helpers.sessions import TORCH
 
 torch = pytest.importorskip("torch")
@@ -33,14 +32,8 @@ Crew = tuple[Any, Any, Any]
 """Worker0 to Worker2, which tests share; they load torch once."""
 
 
-@pytest.fixture(scope="module")
-def kept(helper_travels_by_value: None) -> Iterator[dict[str, Kept]]:
-    yield from open_crews({**ENGINES, "local": {"preload": TORCH}}, lambda: tuple(Remote.remote() for _ in range(3)))
-
-
-@pytest.fixture(params=ENGINES)
-def crew(request: pytest.FixtureRequest, kept: dict[str, Kept]) -> Iterator[tuple[Any, ...]]:
-    yield from crew_of(kept[request.param])
+kept = kept_crews({**ENGINES, "local": {"preload": TORCH}}, lambda: tuple(Remote.remote() for _ in range(3)))
+crew = crew_of(*ENGINES)
 
 
 def test_a_value_goes_there_and_back_by_the_communicator(crew: Crew, tmp_path: Path) -> None:

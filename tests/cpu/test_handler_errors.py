@@ -19,11 +19,27 @@ from crossfade.api import session as sessions
 from crossfade.api.session import require
 from crossfade.channels.protocol import EMPTY
 from tests.helpers.builds import interpreted_only
-from tests.helpers.handlers import Late, Remote, handler, handler_once, pairs, sleeps, slow_graph, with_a_handler
+from tests.helpers.handlers import (
+    Late,
+    Remote,
+    handler,
+    handler_once,
+    pairs,
+    sleeps,
+    slow_graph,
+    three_actors,
+    with_a_handler,
+)
+from tests.helpers.kept_actors import ENGINES, crew_of, kept_crews
 from tests.helpers.sessions import NUMPY, on_each_engine, opened
 
 engine = on_each_engine(preload=NUMPY)
 local = opened(preload=NUMPY)
+kept = kept_crews({**ENGINES, "local": {"preload": NUMPY}}, three_actors)
+crew = crew_of("inline", "local")
+"""Three actors on each engine in turn, for tests whose graph is refused something and goes on. Where a graph is ended in the middle
+of a call, the test has a session of its own, which is shut down behind it.
+"""
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -307,9 +323,9 @@ def refusal_of(use: str, graph: crossfade.CompiledGraph, ref: Any) -> BaseExcept
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_handler_that_uses_the_graph_in_the_middle_of_its_execute_is_refused(
-    engine: str, index: int, use: str
+    crew: tuple[Any, ...], index: int, use: str
 ) -> None:
-    graph, refused = pairs(), list[object]()
+    graph, refused = pairs(*crew), list[object]()
     first = graph.execute(1, 1)
     driver: Any = graph._executions.opened._driver  # type: ignore[attr-defined]
     driver._writes[index] = with_a_handler(driver._writes[index], lambda: refused.append(refusal_of(use, graph, first)))
@@ -322,9 +338,9 @@ def test_a_handler_that_uses_the_graph_in_the_middle_of_its_execute_is_refused(
 
 @pytest.mark.parametrize("use", USES)
 def test_a_handler_that_uses_the_graph_in_the_middle_of_a_get_is_refused_and_swaps_no_results(
-    engine: str, use: str
+    crew: tuple[Any, ...], use: str
 ) -> None:
-    graph, refused = pairs(), list[object]()
+    graph, refused = pairs(*crew), list[object]()
     first, second = graph.execute(1, 1), graph.execute(2, 2)
     driver: Any = graph._executions.opened._driver  # type: ignore[attr-defined]
     driver._reads[0] = with_a_handler(driver._reads[0], lambda: refused.append(refusal_of(use, graph, second)))
@@ -335,8 +351,10 @@ def test_a_handler_that_uses_the_graph_in_the_middle_of_a_get_is_refused_and_swa
 
 @interpreted_only("it replaces a method of a compiled class")
 @pytest.mark.parametrize("use", USES)
-def test_a_handler_that_uses_the_graph_in_the_middle_of_its_teardown_is_refused(engine: str, use: str) -> None:
-    graph, refused = pairs(), list[object]()
+def test_a_handler_that_uses_the_graph_in_the_middle_of_its_teardown_is_refused(
+    crew: tuple[Any, ...], use: str
+) -> None:
+    graph, refused = pairs(*crew), list[object]()
     first = graph.execute(1, 1)
     opened: Any = graph._executions.opened
     opened.close = with_a_handler(opened.close, lambda: refused.append(refusal_of(use, graph, first)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 import crossfade
 from tests.helpers import doers
 from tests.helpers.doers import graph_of
-from tests.helpers.kept_actors import ENGINES, Kept, crew_of, open_crews
+from tests.helpers.kept_actors import ENGINES, crew_of, kept_crews
 
 
 class Doer(doers.Doer):
@@ -46,21 +45,11 @@ class Doer(doers.Doer):
 Actor = crossfade.remote(Doer)
 
 
-@pytest.fixture(scope="module")
-def kept() -> Iterator[dict[str, Kept]]:
-    yield from open_crews(ENGINES, lambda: (Actor.remote("good day"), Actor.remote()))
-
-
-@pytest.fixture(params=["local", "inline"])
-def actors(request: pytest.FixtureRequest, kept: dict[str, Kept]) -> Iterator[tuple[Any, Any]]:
-    """Two actors on each engine in turn, whose session is the program's."""
-    yield from crew_of(kept[request.param])
-
-
-@pytest.fixture
-def processes(kept: dict[str, Kept]) -> Iterator[tuple[Any, Any]]:
-    """Two actors that are processes, whose session is the program's."""
-    yield from crew_of(kept["local"])
+kept = kept_crews(ENGINES, lambda: (Actor.remote("good day"), Actor.remote()))
+actors = crew_of(*ENGINES)
+"""Two actors, on each engine in turn."""
+processes = crew_of("local")
+"""Two actors that are processes."""
 
 
 def test_ordinary_calls(actors: Any) -> None:

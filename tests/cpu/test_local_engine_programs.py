@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 import crossfade
 from tests.helpers.calm import calm_s
 from tests.helpers.doers import Actor, graph_of
-from tests.helpers.kept_actors import ENGINES, Kept, crew_of, open_crews
+from tests.helpers.kept_actors import ENGINES, crew_of, kept_crews
 from tests.helpers.programs import python, started
 from tests.helpers.threads import together
 
@@ -26,21 +25,11 @@ class BadConstructor:
         return value
 
 
-@pytest.fixture(scope="module")
-def kept() -> Iterator[dict[str, Kept]]:
-    yield from open_crews(ENGINES, lambda: (Actor.remote(), Actor.remote()))
-
-
-@pytest.fixture(params=["local", "inline"])
-def actors(request: pytest.FixtureRequest, kept: dict[str, Kept]) -> Iterator[tuple[Any, Any]]:
-    """Two actors on each engine in turn, whose session is the program's."""
-    yield from crew_of(kept[request.param])
-
-
-@pytest.fixture
-def processes(kept: dict[str, Kept]) -> Iterator[tuple[Any, Any]]:
-    """Two actors that are processes, whose session is the program's."""
-    yield from crew_of(kept["local"])
+kept = kept_crews(ENGINES, lambda: (Actor.remote(), Actor.remote()))
+actors = crew_of(*ENGINES)
+"""Two actors, on each engine in turn."""
+processes = crew_of("local")
+"""Two actors that are processes."""
 
 
 def test_constructor_error(actors: Any) -> None:

@@ -143,16 +143,15 @@ def test_what_is_bound_and_cannot_be_made_at_its_actor_is_said(engine: str) -> N
     assert crossfade.get(actor.same.remote(3)) == 3
 
 
-@pytest.mark.parametrize("engine", ["local"], indirect=True)
-def test_a_time_limit_of_several_is_named_whole(engine: str) -> None:
+def test_a_time_limit_of_several_is_named_whole(local: None, pipe: Path) -> None:
     quick, slow = Remote.remote(), Remote.remote()
-    graph = slow.slow.bind(crossfade.InputNode()).compile()
-    assert graph.execute(0.0).get() == 0.0
-    for start in (slow.slow.remote, graph.execute):
-        refs = [quick.slow.remote(0.1), start(1.5)]
+    graph = slow.until.bind(crossfade.InputNode()).compile()
+    for start in (slow.until.remote, graph.execute):
+        refs = [quick.slow.remote(0.1), start(str(pipe))]
         with pytest.raises(crossfade.GetTimeoutError, match=r"within 0\.3 s"):
             crossfade.get(refs, timeout=0.3)
-        assert crossfade.get(refs, timeout=60.0) == [0.1, 1.5]
+        pipe.write_text("")
+        assert crossfade.get(refs, timeout=60.0) == [0.1, None]
 
 
 def test_an_actor_does_not_get_the_driver_s_name(engine: str) -> None:

@@ -65,7 +65,7 @@ def test_nothing_is_lost_where_somebody_reads_slowly() -> None:
         assert program.stderr is not None
         try:
             out_fd, shown = program.stdout.fileno(), b""
-            while len(shown) < 1500:
+            while len(shown) < 1000:
                 time.sleep(0.3)  # that is what a slow reader does
                 shown += os.read(out_fd, 100)
             while more := os.read(out_fd, 1 << 16):

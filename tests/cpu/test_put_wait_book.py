@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import crossfade
 from crossfade.api import session as sessions
 from tests.helpers import doers
 from tests.helpers.doers import graph_of
-from tests.helpers.sessions import NUMPY, opened
+from tests.helpers.sessions import NUMPY, on_each_engine, opened
 
 
 class Doer(doers.Doer):
@@ -32,14 +31,7 @@ class BadConstructor:
         raise LookupError("nothing here")
 
 
-@pytest.fixture(params=["local", "inline"])
-def engine(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A session on each engine in turn, with two CPUs."""
-    crossfade.init(engine=request.param, num_cpus=2, num_gpus=1, resources={"license": 1}, preload=NUMPY)
-    yield request.param
-    crossfade.shutdown()
-
-
+engine = on_each_engine(num_cpus=2, num_gpus=1, resources={"license": 1}, preload=NUMPY)
 local = opened(num_cpus=2, preload=NUMPY)
 
 
@@ -230,7 +222,7 @@ def test_what_does_not_fit_is_refused_and_comes_back(engine: str) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["local", "inline"])
 def test_the_gpus_of_actors_are_in_the_plan_and_free_again_after_their_death(name: str) -> None:
-    crossfade.init(engine=name, num_gpus=3)
+    crossfade.init(engine=name, num_gpus=3, preload=NUMPY)
     try:
         one, half, other_half = (Actor.options(num_gpus=amount).remote() for amount in (1, 0.5, 0.5))
         two = Actor.options(num_gpus=1).remote()

@@ -19,7 +19,7 @@ from crossfade import exceptions
 from crossfade.dag import DAGNode, InputNode, MultiOutputNode
 from crossfade.experimental.channel.torch_tensor_type import TorchTensorType
 from tests.helpers import doers
-from tests.helpers.kept_actors import Kept, crew_of, open_crews
+from tests.helpers.kept_actors import crew_of, kept_crews
 
 
 class Doer(doers.Doer):
@@ -78,15 +78,9 @@ ELSEWHERE = {
 }
 
 
-@pytest.fixture(scope="module")
-def kept() -> Iterator[dict[str, Kept]]:
-    yield from open_crews({"local": {}}, lambda: tuple(Actor.remote() for _ in range(3)))
-
-
-@pytest.fixture
-def actors(kept: dict[str, Kept]) -> Iterator[tuple[Any, ...]]:
-    """Three actors, whose session is the program's."""
-    yield from crew_of(kept["local"])
+kept = kept_crews({"local": {}}, lambda: tuple(Actor.remote() for _ in range(3)))
+actors = crew_of("local")
+"""Three actors that are processes."""
 
 
 @pytest.fixture

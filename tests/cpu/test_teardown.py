@@ -14,6 +14,9 @@ import pytest
 import crossfade
 from crossfade.api import session as sessions
 from tests.helpers.doers import Actor, await_end, graph_of
+from tests.helpers.sessions import NUMPY, opened
+
+local = opened(preload=NUMPY)
 
 pytestmark = pytest.mark.timeout(90)
 

@@ -38,9 +38,13 @@ class Worker:
 Remote = crossfade.remote(Worker)
 
 
-def pairs() -> crossfade.CompiledGraph:
-    """Both inputs go to another actor each, so that they are written one after the other."""
-    one, other, third = (Remote.remote() for _ in range(3))
+def three_actors() -> tuple[Any, ...]:
+    return tuple(Remote.remote() for _ in range(3))
+
+
+def pairs(*actors: Any) -> crossfade.CompiledGraph:
+    """Both inputs go to another actor each, so that they are written one after the other; to new ones where none are given."""
+    one, other, third = actors or three_actors()
     with crossfade.InputNode() as inp:
         graph: crossfade.CompiledGraph = third.pair.bind(one.same.bind(inp[0]), other.same.bind(inp[1])).compile()
     return graph

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
+
+import pytest
 
 from crossfade.api.session import Session
 from tests.helpers.graphs import kept_session, session_of
@@ -15,21 +17,29 @@ ENGINES: Mapping[str, Mapping[str, Any]] = {"local": {}, "inline": {"engine": "i
 """One session on each engine."""
 
 
-def open_crews(
-    sessions: Mapping[str, Mapping[str, Any]], make: Callable[[], tuple[Any, ...]]
-) -> Iterator[dict[str, Kept]]:
-    """Sessions by their name, each with what ``make`` made in it, until the generator goes on."""
-    with ExitStack() as stack:
-        made: dict[str, Kept] = {}
-        for name, options in sessions.items():
-            session = stack.enter_context(kept_session(**options))
-            with session_of(session):
-                made[name] = session, make()
-        yield made
+def kept_crews(sessions: Mapping[str, Mapping[str, Any]], make: Callable[[], tuple[Any, ...]]) -> Any:
+    """The fixture ``kept``, of a file: sessions by their name, each with what ``make`` made in it."""
+
+    @pytest.fixture(scope="module")
+    def kept() -> Iterator[dict[str, Kept]]:
+        with ExitStack() as stack:
+            made: dict[str, Kept] = {}
+            for name, options in sessions.items():
+                session = stack.enter_context(kept_session(**options))
+                with session_of(session):
+                    made[name] = session, make()
+            yield made
+
+    return kept
 
 
-def crew_of(kept: Kept) -> Iterator[tuple[Any, ...]]:
-    """The actors, whose session is the program's until the generator goes on."""
-    session, actors = kept
-    with session_of(session):
-        yield actors
+def crew_of(*names: str, ids: Sequence[str] | None = None) -> Any:
+    """A fixture: the actors of each of these sessions of ``kept`` in turn; it is the program's session while a test has them."""
+
+    @pytest.fixture(params=names, ids=ids)
+    def crew(request: pytest.FixtureRequest, kept: dict[str, Kept]) -> Iterator[tuple[Any, ...]]:
+        session, actors = kept[request.param]
+        with session_of(session):
+            yield actors
+
+    return crew

@@ -13,19 +13,23 @@ from crossfade.profile.traces.reader import read_traces
 from tests.helpers.doctor_programs import PLANTED, STEPS, Program, blocking_stream, products, steps, two_backwards
 from tests.helpers.gpu_traces import Machine, Rank
 
+each_planted = pytest.mark.parametrize(
+    ("cause", "program", "num_ranks", "tolerance"), PLANTED, ids=[row[1].__name__ for row in PLANTED]
+)
+
 
 def examined(program: Program, num_ranks: int, folder: Path, *, has_cause: bool) -> Report:
     machine = Machine(lambda rank: program(rank, has_cause), num_ranks)
     return diagnose(read_traces(machine.save(folder)))
 
 
-@pytest.mark.parametrize(
-    ("cause", "program", "num_ranks", "tolerance"), PLANTED, ids=[row[1].__name__ for row in PLANTED]
-)
+@each_planted
 def test_the_cause_comes_first_with_its_gain(
     cause: str, program: Program, num_ranks: int, tolerance: float, tmp_path: Path
 ) -> None:
     report = examined(program, num_ranks, tmp_path, has_cause=True)
+    assert report.error < 0.01, "the replay without change is not the trace"
+    assert report.traced.program.num_steps >= STEPS - 2
     length_us, fixed_us = (
         Machine(lambda rank, has=has: program(rank, has), num_ranks, profiler_us=0.0).length_us  # type: ignore[misc]
         for has in (True, False)
@@ -39,26 +43,13 @@ def test_the_cause_comes_first_with_its_gain(
     assert found[0].gain.likely == pytest.approx(gain, abs=tolerance)
 
 
-@pytest.mark.parametrize(
-    ("cause", "program", "num_ranks", "tolerance"), PLANTED, ids=[row[1].__name__ for row in PLANTED]
-)
+@each_planted
 def test_a_healthy_program_gets_no_diagnosis(
     cause: str, program: Program, num_ranks: int, tolerance: float, tmp_path: Path
 ) -> None:
     report = examined(program, num_ranks, tmp_path, has_cause=False)
     found = [(diagnosis.finding.cause, diagnosis.gain) for diagnosis in report.diagnoses if not diagnosis.is_remark]
     assert cause not in [str(name) for name, _ in found], found
-
-
-@pytest.mark.parametrize(
-    ("cause", "program", "num_ranks", "tolerance"), PLANTED, ids=[row[1].__name__ for row in PLANTED]
-)
-def test_the_replay_without_change_is_the_trace(
-    cause: str, program: Program, num_ranks: int, tolerance: float, tmp_path: Path
-) -> None:
-    report = examined(program, num_ranks, tmp_path, has_cause=True)
-    assert report.error < 0.01
-    assert report.traced.program.num_steps >= STEPS - 2
 
 
 def test_sums_that_are_hidden_cost_nothing(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,45 +25,47 @@ def launch_bound(rank: Rank) -> None:
         rank.kernel(60, "optimizer")
 
 
-def judged(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **result: object) -> str:
-    (trace,) = Machine(launch_bound).save(folder)
+Judged = Callable[..., str]
+"""What the judge prints of one result, whose two sides are the same program."""
+
+
+@pytest.fixture
+def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Judged:
+    (trace,) = Machine(launch_bound).save(tmp_path)
     for side in ("cause", "fixed"):
-        (folder / f"planted-0-{side}-0.json.gz").write_bytes(gzip.compress(trace.read_bytes()))
-    line = json.dumps({"name": "planted", "seed": 0, "gain": 0.055, **result})
-    (folder / "results.jsonl").write_text(line + "\n")
-    monkeypatch.setattr(sys, "argv", ["judge", str(folder)])
-    judge.main()
-    return capsys.readouterr().out
+        (tmp_path / f"planted-0-{side}-0.json.gz").write_bytes(gzip.compress(trace.read_bytes()))
+    monkeypatch.setattr(sys, "argv", ["judge", str(tmp_path)])
+
+    def run(**result: object) -> str:
+        line = json.dumps({"name": "planted", "seed": 0, "gain": 0.055, **result})
+        (tmp_path / "results.jsonl").write_text(line + "\n")
+        judge.main()
+        return capsys.readouterr().out
+
+    return run
 
 
-def test_a_right_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    out = judged(tmp_path, monkeypatch, capsys, cause="launch_bound", gains=NARROW)
+def test_a_right_answer(judged: Judged) -> None:
+    out = judged(cause="launch_bound", gains=NARROW)
     assert "right first cause: 1 of 1" in out
     assert "does: 0" in out
     assert "1 of 1 traces" in out, "its fixed side is the same program here"
 
 
-def test_a_gain_that_the_rounds_do_not_tell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = judged(tmp_path, monkeypatch, capsys, cause="launch_bound", gains=WIDE)
+def test_a_gain_that_the_rounds_do_not_tell(judged: Judged) -> None:
+    out = judged(cause="launch_bound", gains=WIDE)
     assert "right first cause: 0 of 0" in out
     assert "does: 1" in out
 
 
-def test_another_cause_is_wrong_there_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = judged(tmp_path, monkeypatch, capsys, cause="allocator", gains=WIDE)
+def test_another_cause_is_wrong_there_too(judged: Judged) -> None:
+    out = judged(cause="allocator", gains=WIDE)
     assert "right first cause: 0 of 1" in out
     assert "does: 0" in out
 
 
-def test_a_program_without_a_cause_is_never_set_aside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = judged(tmp_path, monkeypatch, capsys, cause="", gains=WIDE)
-    assert "2 of 2 traces" in out
+def test_a_program_without_a_cause_is_never_set_aside(judged: Judged) -> None:
+    assert "2 of 2 traces" in judged(cause="", gains=WIDE)
 
 
 def test_a_slim_trace_keeps_the_first_steps_and_what_the_gpu_does_for_them() -> None:

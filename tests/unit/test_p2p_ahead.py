@@ -6,8 +6,6 @@ import mmap
 import os
 import random
 import time
-from collections import deque
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,12 +17,12 @@ from crossfade.host.memory import Memory
 from crossfade.p2p.board import Alarm, BoardLayout, NearLetters, SendMark, format_board
 from crossfade.p2p.carrier import Carrier, Offer
 from crossfade.p2p.cells import Place
-from crossfade.p2p.letters import Announced, Closed, Exported, Letter, Posted, Refused, Window
+from crossfade.p2p.letters import Announced, Closed, Exported, Posted, Refused, Window
 from crossfade.p2p.pair import Pair
 from crossfade.p2p.pairs import Pairs
 from crossfade.p2p.transfer import OpenWindow, Receive, Send, Transfer
+from tests.helpers.p2p_mail import BYTES, Mail, a_receive, a_send
 
-BYTES = 1 << 20
 PLACE = Place(Exported(0, BYTES, False, False, b""), 0)
 
 
@@ -80,44 +78,13 @@ class Posting(Carrier):
         transfer.finish()
 
 
-def side() -> Any:
-    return SimpleNamespace(is_host=False)
-
-
-def a_tensor() -> Any:
-    return SimpleNamespace(nbytes=BYTES)
-
-
-def a_send(tag: int = 0) -> Send:
-    return Send(side(), tag, 1, a_tensor(), (BYTES,), 0, 0)
-
-
-def a_receive(tag: int = 0) -> Receive:
-    return Receive(side(), tag, 1, a_tensor(), 0)
-
-
-class Mail:
-    """Letters to this rank, and those that it has written; ``is_up``: the other rank's mark."""
+class MarkedMail(Mail):
+    """And what this rank told of its own sending; ``is_up``: the other rank's mark."""
 
     def __init__(self) -> None:
-        self.inbox: deque[Letter] = deque()
-        self.written: list[Letter] = []
-        self.is_full = self.is_up = False
+        super().__init__()
+        self.is_up = False
         self.events: list[str] = []
-
-    def have_come(self) -> bool:
-        return bool(self.inbox)
-
-    def take(self) -> Letter | None:
-        return self.inbox.popleft() if self.inbox else None
-
-    def put(self, letter: Letter) -> None:
-        self.written.append(letter)
-
-    def flush(self) -> bool:
-        return not self.is_full
-
-    def drop(self) -> None: ...
 
     def begin(self) -> None:
         self.events.append("begin")
@@ -129,8 +96,8 @@ class Mail:
         return self.is_up
 
 
-def opened() -> tuple[Pair, Mail, Posting]:
-    mail, carrier = Mail(), Posting()
+def opened() -> tuple[Pair, MarkedMail, Posting]:
+    mail, carrier = MarkedMail(), Posting()
     return Pair("rank 1", None, mail, carrier, mail), mail, carrier
 
 
@@ -144,7 +111,7 @@ def goes_ahead(pair: Pair, receive: Receive) -> bool:
     return receive.is_settled
 
 
-def waiting() -> tuple[Pair, Mail, Receive, Word]:
+def waiting() -> tuple[Pair, MarkedMail, Receive, Word]:
     """A pair with a receive for which a stream waits ahead."""
     pair, mail, carrier = opened()
     receive = a_receive()

@@ -4,40 +4,12 @@ the letter of it is read.
 
 from __future__ import annotations
 
-from collections import deque
-from types import SimpleNamespace
-from typing import Any
-
 from crossfade.errors import ChannelBroken, ChannelClosed, DeviceError
 from crossfade.p2p.carrier import Carrier, Offer
-from crossfade.p2p.letters import Announced, Closed, Here, Left, Letter, Posted, Pulled, Pushed, Read, Requested, Window
+from crossfade.p2p.letters import Announced, Closed, Here, Left, Posted, Pulled, Pushed, Read, Requested, Window
 from crossfade.p2p.pair import Pair
 from crossfade.p2p.transfer import OpenWindow, Receive, Send, Transfer
-
-BYTES = 1024
-
-
-class Mail:
-    """Letters to this rank, and those that it has written."""
-
-    def __init__(self) -> None:
-        self.inbox: deque[Letter] = deque()
-        self.written: list[Letter] = []
-
-    def have_come(self) -> bool:
-        return bool(self.inbox)
-
-    def take(self) -> Letter | None:
-        return self.inbox.popleft() if self.inbox else None
-
-    def put(self, letter: Letter) -> None:
-        self.written.append(letter)
-
-    def flush(self) -> bool:
-        return True
-
-    def drop(self) -> None:
-        self.inbox.clear()
+from tests.helpers.p2p_mail import BYTES, Mail, a_receive, a_send
 
 
 class OneWord(Carrier):
@@ -71,18 +43,6 @@ class OneWord(Carrier):
 def opened(*, is_lent: bool) -> tuple[Pair, Mail, OneWord]:
     mail, carrier = Mail(), OneWord(is_lent=is_lent)
     return Pair("rank 1", None, mail, carrier), mail, carrier
-
-
-def a_send(tag: int = 0) -> Send:
-    side: Any = SimpleNamespace(is_host=False)
-    tensor: Any = SimpleNamespace(nbytes=BYTES)
-    return Send(side, tag, 1, tensor, (BYTES,), 0, 0)
-
-
-def a_receive(tag: int = 0) -> Receive:
-    side: Any = SimpleNamespace(is_host=False)
-    tensor: Any = SimpleNamespace(nbytes=BYTES)
-    return Receive(side, tag, 1, tensor, 0)
 
 
 def test_a_word_that_serves_another_value_when_the_letter_of_the_first_is_read() -> None:
