@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -305,3 +306,20 @@ def test_graphs_that_come_and_go_leave_nothing(actors: list[Any], transport: str
 
     pids = [os.getpid(), *(crossfade.get(actor.pid.remote()) for actor in actors)]
     check_growth(cycle, pids)
+
+
+class WithoutTorch:
+    def __init__(self) -> None:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+
+    def make(self, size: int) -> bytes:
+        return bytes(size)
+
+
+@pytest.mark.parametrize("transport", ["copy", "staged"])
+def test_an_actor_without_torch_names_the_extra(transport: str) -> None:
+    first, second = (crossfade.remote(WithoutTorch).remote() for _ in range(2))
+    with crossfade.InputNode() as inp:
+        node = second.make.bind(first.make.bind(inp).with_tensor_transport(transport))
+    with pytest.raises(crossfade.TaskError, match="needs the package 'torch'"):
+        node.compile()

@@ -153,14 +153,16 @@ class DeviceEnds:
         carrier: Outgoing
         match spec.transport:
             case Transport.COPY:
-                from crossfade.edges.by_copies import OutgoingCopies
+                with torch_needed(_WHAT):
+                    from crossfade.edges.by_copies import OutgoingCopies
 
                 signals, turns = self._signals_of(place, homes), self._turns.open(place, board, bells)
                 carrier = OutgoingCopies(
                     ring, lanes_of(place, board), homes, signals, to_readers, turns=turns, actor=self._party, node=node
                 )
             case Transport.STAGED:
-                from crossfade.edges.by_staging import OutgoingChunks
+                with torch_needed(_WHAT):
+                    from crossfade.edges.by_staging import OutgoingChunks
 
                 carrier = OutgoingChunks(ring, lanes_of(place, board), self._chunks(place), homes, to_readers)
             case _:
