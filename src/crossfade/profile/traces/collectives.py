@@ -18,7 +18,7 @@ def match_collectives(traces: Sequence[RankTrace]) -> list[list[tuple[int, Activ
     """
     by_group: dict[tuple[str, str], dict[int, list[Activity]]] = {}
     for place, trace in enumerate(traces):
-        for activity in sorted(trace.activities, key=_launched_at):
+        for activity in sorted(trace.activities, key=lambda one: one.launched_us):
             if (
                 activity.kind is ActivityKind.COMMUNICATION
                 and "nccl" in activity.name.lower()
@@ -54,10 +54,6 @@ def align(traces: Sequence[RankTrace], matched: Sequence[Sequence[tuple[int, Act
         if differences:
             shifts[place] += median(differences)
     return shifts
-
-
-def _launched_at(activity: Activity) -> float:
-    return activity.call.start_us if activity.call is not None else activity.start_us
 
 
 def _is_pairwise(activity: Activity) -> bool:

@@ -65,6 +65,11 @@ class Activity:
     def duration_us(self) -> float:
         return self.end_us - self.start_us
 
+    @property
+    def launched_us(self) -> float:
+        """When its call began on the host; its own start where the trace lacks that call."""
+        return self.call.start_us if self.call is not None else self.start_us
+
 
 @dataclass(slots=True, eq=False)
 class Call:

@@ -100,7 +100,7 @@ def launch_times(activities: list[Activity]) -> list[float]:
     """When each of a stream's activities was launched, or one behind it was: ascending."""
     times, latest = [], float("-inf")
     for activity in activities:
-        latest = max(latest, activity.call.start_us if activity.call is not None else activity.start_us)
+        latest = max(latest, activity.launched_us)
         times.append(latest)
     return times
 
