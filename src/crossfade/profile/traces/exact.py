@@ -41,7 +41,6 @@ class ExactEvents:
         if trace.record is None or not trace.activities:
             return
         self._order = order
-        self._launched = {lane: launch_times(found) for lane, found in order.lanes.items()}
         entries = match(trace)
         self._lane_of, self._idle = _lanes_of(trace, order, entries)
         self._fronts: dict[int, tuple[Activity, ...]] = {}  # of streams that wait, and have launched nothing since
@@ -80,12 +79,12 @@ class ExactEvents:
 
     def _before(self, lane: Lane, time_us: float) -> Activity | None:
         """The last activity that was launched on a stream before a time."""
-        place = bisect_left(self._launched[lane], time_us) - 1
+        place = bisect_left(self._order.launched_us[lane], time_us) - 1
         return self._order.lanes[lane][place] if place >= 0 else None
 
     def _after(self, lane: Lane, time_us: float) -> Activity | None:
-        place = bisect_right(self._launched[lane], time_us)
-        return self._order.lanes[lane][place] if place < len(self._launched[lane]) else None
+        place = bisect_right(self._order.launched_us[lane], time_us)
+        return self._order.lanes[lane][place] if place < len(self._order.launched_us[lane]) else None
 
 
 def _last_of_each(activities: tuple[Activity, ...]) -> tuple[Activity, ...]:
@@ -94,15 +93,6 @@ def _last_of_each(activities: tuple[Activity, ...]) -> tuple[Activity, ...]:
     for activity in activities:
         last[activity.lane] = max(last.get(activity.lane, activity), activity, key=lambda one: one.start_us)
     return tuple(last.values())
-
-
-def launch_times(activities: list[Activity]) -> list[float]:
-    """When each of a stream's activities was launched, or one behind it was: ascending."""
-    times, latest = [], float("-inf")
-    for activity in activities:
-        latest = max(latest, activity.launched_us)
-        times.append(latest)
-    return times
 
 
 def match(trace: RankTrace) -> list[tuple[Call, Entry]]:
