@@ -13,6 +13,7 @@ import numpy as np
 from crossfade.errors import TraceError
 from crossfade.profile.doctor.program import NOBODY, HostCall, Program, Rates, Wait, Work
 from crossfade.profile.doctor.rates import Observed, amounts, demand_of, rates_of
+from crossfade.profile.doctor.replay import Replay
 from crossfade.profile.traces.collectives import align, match_collectives
 from crossfade.profile.traces.events import Activity, ActivityKind, Call, RankTrace
 from crossfade.profile.traces.launches import host_order
@@ -59,6 +60,19 @@ class Traced:
     waits: Sequence[Waits]
     step_ends_us: Sequence[float]
     num_steps_left_out: int
+
+    @cached_property
+    def seen(self) -> Replay:
+        """The same times as a replay has them, with the ends of calls."""
+        pairs = zip(self.call_starts_us, self.calls, strict=True)
+        call_ends_us = tuple(start + call.end_us - call.start_us for start, call in pairs)
+        return Replay(
+            tuple(self.call_starts_us),
+            call_ends_us,
+            tuple(self.starts_us),
+            tuple(self.ends_us),
+            tuple(self.step_ends_us),
+        )
 
     @cached_property
     def moves_from_us(self) -> dict[int, float]:

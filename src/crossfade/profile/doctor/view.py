@@ -186,9 +186,8 @@ class View:
         """Marks on hosts, of the longest of these calls."""
         marks = []
         for number in calls:
-            start, seen = self.traced.call_starts_us[number], self.traced.calls[number]
-            end = start + seen.end_us - seen.start_us
-            marks.append(Mark(self.program.calls[number].rank, None, start, end, label))
+            times = self.traced.call_starts_us[number], self.traced.seen.call_ends_us[number]
+            marks.append(Mark(self.program.calls[number].rank, None, *times, label))
         return _longest(marks)
 
     def work_marks(self, works: Iterable[int], label: str) -> tuple[Mark, ...]:
