@@ -131,7 +131,7 @@ def _lanes_of(
     outright: dict[int, Counter[Lane]] = defaultdict(Counter)
     nearby: dict[int, Counter[Lane]] = defaultdict(Counter)
     devices = {stream: device for device, stream in order.lanes}
-    idle = {handle for handle, number in trace.record.streams.items() if number not in devices}
+    idle = {handle for handle, number in trace.record.streams if number not in devices}
     launches: dict[int, list[Call]] = defaultdict(list)
     for call in order.calls:
         if call.activities:
@@ -152,5 +152,5 @@ def _lanes_of(
             nearby[entry.stream][found[place].activities[0].lane] += 1
     voted = {**{stream: votes for stream, votes in nearby.items() if stream not in idle}, **outright}
     lanes = {stream: votes.most_common(1)[0][0] for stream, votes in voted.items()}
-    lanes |= {handle: (devices[number], number) for handle, number in trace.record.streams.items() if number in devices}
+    lanes |= {handle: (devices[number], number) for handle, number in trace.record.streams if number in devices}
     return lanes, idle - lanes.keys()
