@@ -13,15 +13,17 @@ from crossfade.profile.traces.reader import read_traces
 from tests.helpers.doctor_programs import PLANTED, STEPS, Program, blocking_stream, products, steps, two_backwards
 from tests.helpers.gpu_traces import Machine, Rank
 
+planted = pytest.mark.parametrize(
+    ("cause", "program", "num_ranks", "tolerance"), PLANTED, ids=[row[1].__name__ for row in PLANTED]
+)
+
 
 def examined(program: Program, num_ranks: int, folder: Path, *, has_cause: bool) -> Report:
     machine = Machine(lambda rank: program(rank, has_cause), num_ranks)
     return diagnose(read_traces(machine.save(folder)))
 
 
-@pytest.mark.parametrize(
-    ("cause", "program", "num_ranks", "tolerance"), PLANTED, ids=[row[1].__name__ for row in PLANTED]
-)
+@planted
 def test_the_cause_comes_first_with_its_gain(
     cause: str, program: Program, num_ranks: int, tolerance: float, tmp_path: Path
 ) -> None:
@@ -39,9 +41,7 @@ def test_the_cause_comes_first_with_its_gain(
     assert found[0].gain.likely == pytest.approx(gain, abs=tolerance)
 
 
-@pytest.mark.parametrize(
-    ("cause", "program", "num_ranks", "tolerance"), PLANTED, ids=[row[1].__name__ for row in PLANTED]
-)
+@planted
 def test_a_healthy_program_gets_no_diagnosis(
     cause: str, program: Program, num_ranks: int, tolerance: float, tmp_path: Path
 ) -> None:
@@ -50,9 +50,7 @@ def test_a_healthy_program_gets_no_diagnosis(
     assert cause not in [str(name) for name, _ in found], found
 
 
-@pytest.mark.parametrize(
-    ("cause", "program", "num_ranks", "tolerance"), PLANTED, ids=[row[1].__name__ for row in PLANTED]
-)
+@planted
 def test_the_replay_without_change_is_the_trace(
     cause: str, program: Program, num_ranks: int, tolerance: float, tmp_path: Path
 ) -> None:
