@@ -35,7 +35,6 @@ class Message(NamedTuple):
     num_in: int
     num_out: int
     dtype: str
-    group_size: int
     ranks: str
 
 
@@ -51,7 +50,6 @@ class Activity:
     end_us: float
     correlation: int
     num_blocks: int = 0
-    shared_bytes: int = 0
     num_bytes: int = 0
     message: Message | None = None
     call: Call | None = None
