@@ -11,11 +11,11 @@ before it begins. In a training step the host may be ahead of the GPU or behind 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import fx
@@ -69,12 +69,6 @@ class StageTimes:
         host_us = self.forward.host_us, self.backward.host_us
         device_us = self.forward.device_us, self.backward.device_us
         return max(host_us, device_us, key=sum)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> StageTimes:
-        """Stage times from the dictionary that `dataclasses.asdict` made of them."""
-        passes = ("forward", "backward", "input", "weight")
-        return cls(**{**data, **{name: PassTime(**data[name]) for name in passes if data[name] is not None}})
 
 
 def mean_times(seen: Sequence[StageTimes]) -> StageTimes:
