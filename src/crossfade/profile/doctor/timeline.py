@@ -67,13 +67,11 @@ def spans_of(traced: Traced, run: Replay) -> Iterator[Span]:
     for number, work in enumerate(traced.program.works):
         activity = traced.activities[number]
         label = traced.traces[work.rank].label
-        name = activity.name.split("(")[0][:60]
         start_us = max(run.starts_us[number], free_us.get(work.lane, 0.0))
         times = start_us, max(run.ends_us[number], start_us)
         free_us[work.lane] = times[1]
-        yield Span(
-            label, f"stream {activity.lane[1]}", name, "", _KINDS[work.kind], work.step, *times, activity.num_bytes
-        )
+        lane, kind = f"stream {activity.stream}", _KINDS[work.kind]
+        yield Span(label, lane, activity.short_name, "", kind, work.step, *times, activity.num_bytes)
     for number, call in enumerate(traced.program.calls):
         if call.waits:
             name, label = traced.calls[number].name, traced.traces[call.rank].label

@@ -258,7 +258,7 @@ class View:
         if mark:
             return mark
         if message is None or not message.collective:
-            return self.traced.activities[work].name.split("(")[0][:60]
+            return self.traced.activities[work].short_name
         return f"{message.collective} of {max(message.num_in, message.num_out):,} {message.dtype}".strip()
 
 

@@ -64,6 +64,11 @@ class Activity:
         return self.end_us - self.start_us
 
     @property
+    def short_name(self) -> str:
+        """Its name as reports show it, without the arguments of a C++ function."""
+        return self.name.split("(")[0][:60]
+
+    @property
     def launched_us(self) -> float:
         """When its call began on the host; its own start where the trace lacks that call."""
         return self.call.start_us if self.call is not None else self.start_us
