@@ -99,11 +99,8 @@ def collective_metrics(traced: Traced) -> list[CollectiveMetrics]:
     moves = traced.moves_from_us
     for number, work in enumerate(traced.program.works):
         if work.kind is ActivityKind.COMMUNICATION:
-            message = traced.activities[number].message
-            name = (
-                message.collective if message and message.collective else traced.activities[number].name.split("(")[0]
-            )
-            key = name, message.group if message else ""
+            activity = traced.activities[number]
+            key = activity.message.collective or activity.name.split("(")[0], activity.message.group
             times = traced.starts_us[number], traced.ends_us[number]
             spans.setdefault(key, {}).setdefault(work.rank, []).append(times)
             waiting[key] = waiting.get(key, 0.0) + max(moves.get(work.meeting, times[0]) - times[0], 0.0)

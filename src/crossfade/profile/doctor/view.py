@@ -257,7 +257,7 @@ class View:
         mark = self.mark_of(work)
         if mark:
             return mark
-        if message is None or not message.collective:
+        if not message.collective:
             return self.traced.activities[work].short_name
         return f"{message.collective} of {max(message.num_in, message.num_out):,} {message.dtype}".strip()
 

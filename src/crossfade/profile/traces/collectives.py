@@ -57,20 +57,18 @@ def align(traces: Sequence[RankTrace], matched: Sequence[Sequence[tuple[int, Act
 
 
 def _is_pairwise(activity: Activity) -> bool:
-    name = (
-        activity.message.collective if activity.message is not None and activity.message.collective else activity.name
-    )
+    name = activity.message.collective or activity.name
     return any(mark in name for mark in _PAIRWISE)
 
 
 def _group_of(activity: Activity) -> tuple[str, str]:
-    if activity.message is None or not activity.message.group:
+    if not activity.message.group:
         return "", ""
     return activity.message.group, activity.message.ranks
 
 
 def _what(activity: Activity) -> tuple[object, ...]:
     message = activity.message
-    if message is None or not message.collective:
+    if not message.collective:
         return (activity.name,)
     return message.collective, message.num_in, message.num_out, message.dtype

@@ -30,12 +30,12 @@ class ActivityKind(IntEnum):
 class Message(NamedTuple):
     """What a collective moves, as the trace says it. Elements are those of one rank."""
 
-    collective: str  # "allreduce", "all_gather_into_tensor_out", ...; empty where the trace does not say
-    group: str
-    num_in: int
-    num_out: int
-    dtype: str
-    ranks: str
+    collective: str = ""  # "allreduce", "all_gather_into_tensor_out", ...; empty where the trace does not say
+    group: str = ""
+    num_in: int = 0
+    num_out: int = 0
+    dtype: str = ""
+    ranks: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,9 +49,9 @@ class Activity:
     start_us: float
     end_us: float
     correlation: int
-    num_blocks: int = 0
-    num_bytes: int = 0
-    message: Message | None = None
+    num_blocks: int
+    num_bytes: int
+    message: Message  # an empty one where it is no collective
     call: Call | None = None
 
     @property

@@ -164,7 +164,7 @@ class _Reader:
                 args.correlation,
                 prod(args.grid) if args.grid else 0,
                 int(args.num_bytes),
-                args.message() if kind is ActivityKind.COMMUNICATION else None,
+                args.message() if kind is ActivityKind.COMMUNICATION else Message(),
             )
         )
 

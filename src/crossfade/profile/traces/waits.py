@@ -121,7 +121,7 @@ class _Events:
         for wait in self._open.pop(call.thread, ()):
             is_own = wait.scope is not None and wait.scope is scope and wait.scope.message.collective != "wait"
             (own if is_own else rest).append(wait)
-        if target.kind is ActivityKind.COMMUNICATION and (target.message is not None and scope is not None):
+        if target.kind is ActivityKind.COMMUNICATION and scope is not None:
             self._waits.is_on_own_stream[target] = bool(own)
             if own and own[0].call not in self._exact.edges:
                 self._add(target, self._before(self._last_of_caller, call.thread))
@@ -164,7 +164,7 @@ class _Events:
             for work in self._outstanding
             if work.lane != target.lane
             and work.end_us <= target.start_us + _CLOCK_US
-            and (not group or work.message is None or not work.message.group or work.message.group == group)
+            and (not group or not work.message.group or work.message.group == group)
         ]
         binding = [work for work in possible if work.end_us >= target.start_us - _NEAR_US]
         if not binding:

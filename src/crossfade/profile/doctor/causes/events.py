@@ -102,7 +102,7 @@ def late_sums(view: View) -> Iterator[Finding]:
 
 def _is_sum(view: View, number: int) -> bool:
     message = view.traced.activities[number].message
-    return message is not None and "reduce" in message.collective and message.num_in >= _SCALARS
+    return "reduce" in message.collective and message.num_in >= _SCALARS
 
 
 class _Launched:

@@ -42,8 +42,6 @@ _ELEMENT_BYTES = {
 def message_bytes(view: View, work: int) -> int:
     """How much a collective moves for each rank; 0 where the trace does not say."""
     message = view.traced.activities[work].message
-    if message is None:
-        return 0
     return max(message.num_in, message.num_out) * _ELEMENT_BYTES.get(message.dtype.lower(), 2)
 
 
