@@ -112,7 +112,7 @@ class TracedGraph:
 def bytes_of(node: fx.Node) -> int:
     """The size of the tensor that a value is; 0 for what is none."""
     tensor = _tensor_of(node)
-    return 0 if tensor is None else tensor.numel() * tensor.element_size()
+    return 0 if tensor is None else tensor.nbytes
 
 
 def module_of(node: fx.Node) -> str:

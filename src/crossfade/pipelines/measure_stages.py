@@ -166,8 +166,8 @@ def measure_stages(
             input=halves.backwards[index] if halves else None,
             weight=halves.weights[index] if halves else None,
             activation_bytes=sizes.kept_bytes(index),
-            sent_bytes=_bytes(sizes.outputs[index]) if index + 1 < len(stages) else 0,
-            returned_bytes=_bytes([t for t in sizes.inputs[index] if t.requires_grad]) if index else 0,
+            sent_bytes=sum(each.nbytes for each in sizes.outputs[index]) if index + 1 < len(stages) else 0,
+            returned_bytes=sum(each.nbytes for each in sizes.inputs[index] if each.requires_grad) if index else 0,
         )
         for index in range(len(stages))
     ]
@@ -309,7 +309,3 @@ class _Pass:
         for tensor in (*stage.parameters, *stage.buffers):
             kept.pop(tensor.untyped_storage().data_ptr(), None)
         return sum(kept.values())
-
-
-def _bytes(values: Sequence[torch.Tensor]) -> int:
-    return sum(each.numel() * each.element_size() for each in values)

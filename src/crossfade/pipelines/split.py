@@ -288,14 +288,13 @@ class _Splitter:
 
 
 def _report(names: tuple[str, str], stage: RunnableStage, times: StageTimes) -> StageReport:
-    parameters = [(each.numel() * each.element_size(), each.requires_grad) for each in stage.parameters]
     return StageReport(
         first=names[0],
         last=names[1],
         times=times,
-        parameter_bytes=sum(size for size, _ in parameters),
-        gradient_bytes=sum(size for size, needs_gradient in parameters if needs_gradient),
-        buffer_bytes=sum(each.numel() * each.element_size() for each in stage.buffers),
+        parameter_bytes=sum(each.nbytes for each in stage.parameters),
+        gradient_bytes=sum(each.nbytes for each in stage.parameters if each.requires_grad),
+        buffer_bytes=sum(each.nbytes for each in stage.buffers),
     )
 
 
