@@ -75,11 +75,8 @@ class _Walk:
 
     def losses(self) -> list[Loss]:
         starts, ends = self._traced.starts_us, self._traced.ends_us
-        own = [
-            number
-            for number, work in enumerate(self._program.works)
-            if work.rank == self._rank and work.kind is ActivityKind.COMPUTE and ends[number] > starts[number]
-        ]
+        computes = self._program.works_of(self._rank, ActivityKind.COMPUTE)
+        own = [number for number in computes if ends[number] > starts[number]]
         if not own:
             return []
         first_of = {starts[number]: number for number in sorted(own, key=lambda number: -starts[number])}

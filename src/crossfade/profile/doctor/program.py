@@ -119,6 +119,10 @@ class Program:
             last[work.lane] = number
         return before
 
+    def works_of(self, rank: int, kind: ActivityKind) -> list[int]:
+        """A rank's works of one kind."""
+        return [number for number, work in enumerate(self.works) if work.rank == rank and work.kind is kind]
+
     def with_calls(self, changed: Mapping[int, HostCall]) -> Program:
         """The same program with other calls in these places."""
         return replace(self, calls=tuple(changed.get(place, call) for place, call in enumerate(self.calls)))

@@ -55,16 +55,12 @@ def late_sums(view: View) -> Iterator[Finding]:
     needed: dict[int, int] = {}
     for rank in range(view.program.num_ranks):
         spans = backward_spans(view, rank)
-        sums = _Launched(
-            view, [n for n in view.collectives() if view.program.works[n].rank == rank and _is_sum(view, n)]
-        )
+        collectives = view.program.works_of(rank, ActivityKind.COMMUNICATION)
+        sums = _Launched(view, [number for number in collectives if _is_sum(view, number)])
         steps = [scope.start_us for scope in view.traced.traces[rank].operators.named("Optimizer.step")]
         if not spans or not sums.numbers or not steps:
             continue
-        computing = [
-            n for n, work in enumerate(view.program.works) if work.rank == rank and work.kind is ActivityKind.COMPUTE
-        ]
-        computed = _Launched(view, computing)
+        computed = _Launched(view, view.program.works_of(rank, ActivityKind.COMPUTE))
         kernels = _Launched(view, computed.inside(spans))
         for before, step in zip([float("-inf"), *steps], steps, strict=False):
             end = spans[bisect_left(spans, (step,)) - 1][1]

@@ -137,9 +137,8 @@ def _after_next_collective(view: View, numbers: Sequence[int]) -> dict[int, int]
     """For each, the first computation of its rank after the collective after it."""
     until: dict[int, int] = {}
     for rank in range(view.program.num_ranks):
-        own = [n for n, work in enumerate(view.program.works) if work.rank == rank]
-        collectives = [n for n in own if view.program.works[n].kind is ActivityKind.COMMUNICATION]
-        computes = [n for n in own if view.program.works[n].kind is ActivityKind.COMPUTE]
+        collectives = view.program.works_of(rank, ActivityKind.COMMUNICATION)
+        computes = view.program.works_of(rank, ActivityKind.COMPUTE)
         starts = [view.traced.starts_us[n] for n in computes]
         following = dict(itertools.pairwise(collectives))
         for number in numbers:

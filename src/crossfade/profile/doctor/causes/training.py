@@ -232,7 +232,8 @@ def _passes(view: View, rank: int) -> list[list[list[int]]]:
             time = view.traced.calls[number].start_us
             if not _is_inside(spans, time):
                 outside.append(time)
-    sums = [n for n in view.collectives() if view.program.works[n].rank == rank and is_of_backward(view, n)]
+    collectives = view.program.works_of(rank, ActivityKind.COMMUNICATION)
+    sums = [number for number in collectives if is_of_backward(view, number)]
     times = {number: view.traced.calls[view.program.works[number].call].start_us for number in sums}
     sums.sort(key=times.__getitem__)
     ends = [scope.start_us for scope in view.traced.traces[rank].operators.named("Optimizer.step")]
