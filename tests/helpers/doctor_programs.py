@@ -144,26 +144,22 @@ def slow_gpu(rank: Rank, has_cause: bool) -> None:
 def one_bucket(rank: Rank, has_cause: bool) -> None:
     waits: list[Callable[[], None]] = []
 
-    def layer(rank: Rank, number: int) -> None:
-        rank.thread = 2
-        for _ in range(3):
-            rank.python(12)
-            rank.kernel(220, "backward")
-        if not has_cause:
-            rank.scope("autograd::engine::evaluate_function: A", lambda: waits.append(rank.all_reduce(200, 1 << 23)))
-        elif number == LAYERS - 1:
-            rank.scope("autograd::engine::evaluate_function: A", lambda: waits.append(rank.all_reduce(1600, 1 << 26)))
-
     def end(rank: Rank) -> None:
         rank.thread = 1
         while waits:
             waits.pop(0)()
 
-    steps(layer, end)(rank)
+    steps(_backward(has_cause, waits), end)(rank)
 
 
 def one_bucket_on_one_thread(rank: Rank, has_cause: bool) -> None:
     """The engine's thread waits for the bucket as soon as it is launched, since the backward pass is over."""
+    waits: list[Callable[[], None]] = []
+    backward = _backward(has_cause, waits)
+
+    def layer(rank: Rank, number: int) -> None:
+        backward(rank, number)
+        rank.thread = 1
 
     def wait(rank: Rank) -> None:
         rank.thread = 2
@@ -171,7 +167,11 @@ def one_bucket_on_one_thread(rank: Rank, has_cause: bool) -> None:
         rank.kernel(3, "copy_bucket_to_grad")
         rank.thread = 1
 
-    waits: list[Callable[[], None]] = []
+    steps(layer, wait)(rank)
+
+
+def _backward(has_cause: bool, waits: list[Callable[[], None]]) -> Callable[[Rank, int], None]:
+    """A layer's backward pass, on the engine's thread: with a bucket of its own, or the last layer with one for all."""
 
     def layer(rank: Rank, number: int) -> None:
         rank.thread = 2
@@ -179,12 +179,10 @@ def one_bucket_on_one_thread(rank: Rank, has_cause: bool) -> None:
             rank.python(12)
             rank.kernel(220, "backward")
         if not has_cause or number == LAYERS - 1:
-            num = 1 << (26 if has_cause else 23)
-            reduce = partial(rank.all_reduce, 1600 if has_cause else 200, num)
+            reduce = partial(rank.all_reduce, *((1600, 1 << 26) if has_cause else (200, 1 << 23)))
             rank.scope("autograd::engine::evaluate_function: A", lambda: waits.append(reduce()))
-        rank.thread = 1
 
-    steps(layer, wait)(rank)
+    return layer
 
 
 def small_messages(rank: Rank, has_cause: bool) -> None:

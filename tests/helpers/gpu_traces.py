@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,14 +26,6 @@ _HANDLES = 0xF000  # of streams
 _T = TypeVar("_T")
 
 
-@dataclass
-class _Gpu:
-    """When streams are free, and what is on them."""
-
-    free_us: dict[int, float] = field(default_factory=dict)
-    latest_us: float = 0.0  # the last start
-
-
 class Rank:
     """One rank's program; its calls happen in order. Collectives are matched with the other ranks' by their number."""
 
@@ -45,7 +36,8 @@ class Rank:
         self.stream = _CALLER
         self._machine = machine
         self._now = 1000.0 * (number == 0) + 1007.0 * (number > 0)
-        self._gpu = _Gpu()
+        self._free_us: dict[int, float] = {}  # by stream, when it is free
+        self._latest_us = 0.0  # the last start on the GPU
         self._held: dict[int, float] = {}  # by stream, until when events hold it
         self._num_calls = 0
         self._num_collectives = 0
@@ -67,39 +59,32 @@ class Rank:
 
     def copy(self, length_us: float, num_bytes: int, *, is_pageable: bool) -> None:
         """A copy to the GPU, out of pageable memory (the host waits for it) or pinned memory."""
-        call = self._call("cudaMemcpyAsync", _LAUNCH_US)
-        end = self._activity(
-            "gpu_memcpy",
-            f"Memcpy HtoD ({'Pageable' if is_pageable else 'Pinned'} -> Device)",
-            self._start(call["ts"]),
-            length_us,
-            call,
-            {"bytes": num_bytes},
-        )
+        call, end = self._memcpy(length_us, f"HtoD ({'Pageable' if is_pageable else 'Pinned'} -> Device)", num_bytes)
         if is_pageable:
             self._return(call, end - 19.0)
 
     def peer_copy(self, length_us: float, num_bytes: int) -> None:
         """A copy to another GPU by copy engine."""
-        call = self._call("cudaMemcpyAsync", _LAUNCH_US)
-        name, args = "Memcpy PtoP (Device -> Device)", {"bytes": num_bytes}
-        self._activity("gpu_memcpy", name, self._start(call["ts"]), length_us, call, args)
+        self._memcpy(length_us, "PtoP (Device -> Device)", num_bytes)
 
     def item(self) -> None:
         """Reads a value: a small copy, and the host waits for the stream."""
         begin = self._now
-        copy = self._call("cudaMemcpyAsync", _LAUNCH_US)
-        end = self._activity(
-            "gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", self._start(copy["ts"]), 1.5, copy, {"bytes": 4}
-        )
+        _, end = self._memcpy(1.5, "DtoH (Device -> Pinned)", 4)
         call = self._call("cudaStreamSynchronize", 5.0)
         self._return(call, end + _RETURN_US)
         self._scope("cpu_op", "aten::item", begin, self._now)
 
+    def _memcpy(self, length_us: float, what: str, num_bytes: int) -> tuple[dict[str, Any], float]:
+        """Returns the call, and when the copy ends."""
+        call = self._call("cudaMemcpyAsync", _LAUNCH_US)
+        name, args = f"Memcpy {what}", {"bytes": num_bytes}
+        return call, self._activity("gpu_memcpy", name, self._start(call["ts"]), length_us, call, args)
+
     def free(self) -> None:
         """cudaFree and cudaMalloc: waits for all streams."""
         call = self._call("cudaFree", 100.0)
-        self._return(call, max(self._gpu.free_us.values(), default=0.0) + 100.0)
+        self._return(call, max(self._free_us.values(), default=0.0) + 100.0)
         self._call("cudaMalloc", 150.0)
 
     def all_reduce(
@@ -128,7 +113,7 @@ class Rank:
             self._call("cudaStreamWaitEvent", 2.0)
             self.stream = stream or _GROUP + int(group)
             self._entry(Role.WAIT_EVENT, event, self.stream)
-            self._hold(self._gpu.free_us.get(caller, 0.0))
+            self._hold(self._free_us.get(caller, 0.0))
         annotated = self._now
         call = self._call("cuLaunchKernelEx", _LAUNCH_US)
         start = self._start(call["ts"])
@@ -147,7 +132,7 @@ class Rank:
         event = self._record_event(other)
         self._call("cudaStreamWaitEvent", 2.0)
         self._entry(Role.WAIT_EVENT, event, self.stream)
-        self._hold(max(self._gpu.free_us.get(other, 0.0), self._held.get(other, 0.0)))
+        self._hold(max(self._free_us.get(other, 0.0), self._held.get(other, 0.0)))
 
     def scope(self, name: str, body: Callable[[], object]) -> None:
         """An operator around what ``body`` does."""
@@ -186,15 +171,15 @@ class Rank:
         self._held[self.stream] = max(self._held.get(self.stream, 0.0), until_us)
 
     def _start(self, launched_us: float) -> float:
-        free = self._gpu.free_us.get(self.stream, 0.0) + _LANE_LAG_US
+        free = self._free_us.get(self.stream, 0.0) + _LANE_LAG_US
         held = self._held.pop(self.stream, 0.0) + _EVENT_LAG_US
         start = max(launched_us + _LAUNCH_LAG_US, free, held)
         if self.stream in self.blocking or self.stream == _CALLER:
             others = {_CALLER} if self.stream in self.blocking else self.blocking
-            start = max(start, *(self._gpu.free_us.get(other, 0.0) + _LANE_LAG_US for other in (*others, self.stream)))
+            start = max(start, *(self._free_us.get(other, 0.0) + _LANE_LAG_US for other in (*others, self.stream)))
         if self._machine.environment.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
-            start = max(start, self._gpu.latest_us)  # one queue: behind all that was launched before
-        self._gpu.latest_us = start
+            start = max(start, self._latest_us)  # one queue: behind all that was launched before
+        self._latest_us = start
         return start
 
     def _call(self, name: str, length_us: float) -> dict[str, Any]:
@@ -215,7 +200,7 @@ class Rank:
         event = self._event(category, name, start_us, length_us, self.number, self.stream)
         event["args"] = {"device": self.number, "stream": self.stream, **call["args"], **args}
         end: float = start_us + length_us
-        self._gpu.free_us[self.stream] = end
+        self._free_us[self.stream] = end
         return end
 
     def _scope(

@@ -106,7 +106,7 @@ def test_what_makes_an_input(tmp_path: Path) -> None:
 
     trace = read_trace(Machine(program, has_record=True).save(tmp_path)[0])
     diagnose([trace])  # joins calls and activities
-    sums = [activity for activity in trace.activities if activity.message is not None]
+    sums = [activity for activity in trace.activities if activity.message.collective]
     (a,) = (activity for activity in trace.activities if activity.name == "a")
     (c,) = (activity for activity in trace.activities if activity.name == "c")
     flow = dataflow(trace)

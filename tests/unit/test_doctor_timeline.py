@@ -26,10 +26,7 @@ def program(rank: Rank) -> None:
 
 def seen(traced: Traced) -> Timeline:
     """The steps as they were traced."""
-    ends = [
-        start + call.end_us - call.start_us for start, call in zip(traced.call_starts_us, traced.calls, strict=True)
-    ]
-    return Timeline.of("traced", spans_of(traced, traced.starts_us, traced.ends_us, traced.call_starts_us, ends))
+    return Timeline.of("traced", spans_of(traced, traced.seen))
 
 
 def test_figures_of_a_timeline(tmp_path: Path) -> None:

@@ -40,7 +40,6 @@ def test_what_is_read(path: Path) -> None:
     assert (trace.rank, trace.world_size, trace.num_sms, trace.gpu) == (0, 1, 132, "NVIDIA H200")
     assert [activity.name for activity in trace.activities[:2]] == ["gemm", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"]
     message = trace.activities[1].message
-    assert message is not None
     assert (message.collective, message.num_in, message.group, message.dtype) == ("allreduce", 1024, "0", "BFloat16")
     assert len(trace.collectives) == 6
 

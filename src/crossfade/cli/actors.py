@@ -29,7 +29,7 @@ class Sender:
         return self._base + np.uint32(execution)
 
 
-class Receiver:
+class Receiver(Echo):
     """Works on arrays, ``num_passes`` times each, in integers that wrap: the result is exact, whatever the order of the sum."""
 
     def __init__(self, num_words: int, num_passes: int) -> None:
@@ -44,7 +44,3 @@ class Receiver:
             np.multiply(scratch, np.uint32(1664525), out=scratch)
             np.add(scratch, words, out=scratch)
         return int(scratch.sum(dtype=np.uint64))
-
-    def echo(self, value: Any) -> Any:
-        """The value itself."""
-        return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from crossfade.cli.actors import Echo
 from crossfade.cli.fan_in import Parts
 
 SIZE = 8192
@@ -23,7 +24,7 @@ class TensorSender:
         return self._base + execution
 
 
-class TensorReceiver:
+class TensorReceiver(Echo):
     """Multiplies what it gets with a matrix that puts the last column first, so that the product is exact."""
 
     def __init__(self, size: int, device: str) -> None:
@@ -32,10 +33,6 @@ class TensorReceiver:
     def work(self, tensor: torch.Tensor) -> int:
         """The sum of the product's first column."""
         return int((tensor @ self._weights)[:, 0].sum(dtype=torch.int64).item())
-
-    def echo(self, value: object) -> object:
-        """The value itself."""
-        return value
 
 
 def expected(number: int, execution: int, size: int = SIZE) -> int:

@@ -78,7 +78,7 @@ def _held(traced: TracedGraph, measured: MeasuredOperations, place: int, num_ali
     """What a stage holds because of an operation: parameters with their gradients, buffers, activations of several microbatches."""
     held = {name: size * num_alive for name, size in measured.operations[place].saved.items()}
     for name, tensor in traced.attributes_of(place):
-        held[name] = tensor.numel() * tensor.element_size() * (2 if tensor.requires_grad else 1)
+        held[name] = tensor.nbytes * (2 if tensor.requires_grad else 1)
     return held
 
 

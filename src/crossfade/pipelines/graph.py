@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 
 import torch
 from torch import fx
@@ -65,11 +66,12 @@ class TracedGraph:
             first, last = self.place[node] + 1, self.last_use(node)
             for cut in range(max(first, 1), last + 1):
                 sizes[min(cut, num)] += bytes_of(node)
-            _forbid(forbidden, first, last if _tensor_of(node) is None else min(last, self._last_write(node)))
-        for node in self.module.graph.nodes:
-            if node.op == "get_attr" and str(node.target) in changed_buffers:
-                uses = [self.place[user] for user in self._uses_of_attribute(str(node.target))]
-                _forbid(forbidden, min(uses, default=0) + 1, max(uses, default=0))
+            last_write = self._last_writes.get(self._memory[node], -1)
+            _forbid(forbidden, first, last if _tensor_of(node) is None else min(last, last_write))
+        for name in changed_buffers:
+            same = [node for node in self.module.graph.nodes if node.op == "get_attr" and node.target == name]
+            uses = [self.place[user] for node in same for user in node.users if user in self.place]
+            _forbid(forbidden, min(uses, default=0) + 1, max(uses, default=0))
         allowed, depth = {}, 0
         for cut in range(num):
             depth += forbidden[cut]
@@ -81,22 +83,13 @@ class TracedGraph:
         """The parameters and buffers that an operation uses itself, with their names."""
         for node in self.operations[place].all_input_nodes:
             if node.op == "get_attr":
-                tensor = _attribute(self.module, str(node.target))
+                tensor = attrgetter(str(node.target))(self.module)
                 if isinstance(tensor, torch.Tensor):
                     yield str(node.target), tensor
 
     @cached_property
     def _values(self) -> list[fx.Node]:
         return [*self.inputs, *self.operations]
-
-    def _uses_of_attribute(self, name: str) -> Iterator[fx.Node]:
-        for node in self.module.graph.nodes:
-            if node.op == "get_attr" and node.target == name:
-                yield from (user for user in node.users if user in self.place)
-
-    def _last_write(self, node: fx.Node) -> int:
-        """The position of the last operation that writes into the memory of a value; -1 for none."""
-        return self._last_writes.get(self._memory[node], -1)
 
     @cached_property
     def _memory(self) -> dict[fx.Node, fx.Node]:
@@ -109,6 +102,7 @@ class TracedGraph:
 
     @cached_property
     def _last_writes(self) -> dict[fx.Node, int]:
+        """For each value that has memory of its own, the position of the last operation that writes into it."""
         last: dict[fx.Node, int] = {}
         for place, node in enumerate(self.operations):
             last |= {self._memory[each]: place for each in _written(node) if each in self._memory}
@@ -118,7 +112,7 @@ class TracedGraph:
 def bytes_of(node: fx.Node) -> int:
     """The size of the tensor that a value is; 0 for what is none."""
     tensor = _tensor_of(node)
-    return 0 if tensor is None else tensor.numel() * tensor.element_size()
+    return 0 if tensor is None else tensor.nbytes
 
 
 def module_of(node: fx.Node) -> str:
@@ -140,13 +134,6 @@ def _forbid(changes: list[int], first: int, last: int) -> None:
     if first <= last:
         changes[max(first, 0)] += 1
         changes[last + 1] -= 1
-
-
-def _attribute(module: torch.nn.Module, name: str) -> object:
-    found: object = module
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
 
 
 def _viewed(node: fx.Node) -> list[fx.Node]:

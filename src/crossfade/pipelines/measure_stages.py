@@ -11,11 +11,11 @@ before it begins. In a training step the host may be ahead of the GPU or behind 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import fx
@@ -69,12 +69,6 @@ class StageTimes:
         host_us = self.forward.host_us, self.backward.host_us
         device_us = self.forward.device_us, self.backward.device_us
         return max(host_us, device_us, key=sum)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> StageTimes:
-        """Stage times from the dictionary that `dataclasses.asdict` made of them."""
-        passes = ("forward", "backward", "input", "weight")
-        return cls(**{**data, **{name: PassTime(**data[name]) for name in passes if data[name] is not None}})
 
 
 def mean_times(seen: Sequence[StageTimes]) -> StageTimes:
@@ -172,8 +166,8 @@ def measure_stages(
             input=halves.backwards[index] if halves else None,
             weight=halves.weights[index] if halves else None,
             activation_bytes=sizes.kept_bytes(index),
-            sent_bytes=_bytes(sizes.outputs[index]) if index + 1 < len(stages) else 0,
-            returned_bytes=_bytes([t for t in sizes.inputs[index] if t.requires_grad]) if index else 0,
+            sent_bytes=sum(each.nbytes for each in sizes.outputs[index]) if index + 1 < len(stages) else 0,
+            returned_bytes=sum(each.nbytes for each in sizes.inputs[index] if each.requires_grad) if index else 0,
         )
         for index in range(len(stages))
     ]
@@ -315,7 +309,3 @@ class _Pass:
         for tensor in (*stage.parameters, *stage.buffers):
             kept.pop(tensor.untyped_storage().data_ptr(), None)
         return sum(kept.values())
-
-
-def _bytes(values: Sequence[torch.Tensor]) -> int:
-    return sum(each.numel() * each.element_size() for each in values)

@@ -85,7 +85,7 @@ def tidy_parameters(module: nn.Module, stages: Sequence[nn.Module]) -> tuple[Sha
             *dict(stage.named_buffers(remove_duplicate=False)),
         ]:
             if name not in used:
-                _delete(stage, name)
+                delattr(*_owner(stage, name))
             elif _name_in_whole(name) in own:
                 users[id(own[_name_in_whole(name)])].setdefault(index, []).append(name)
     parameters = {id(parameter): parameter for parameter in own.values()}
@@ -94,7 +94,7 @@ def tidy_parameters(module: nn.Module, stages: Sequence[nn.Module]) -> tuple[Sha
         for number, (index, names) in enumerate(sorted(places.items())):
             copy = nn.Parameter(original.detach().clone(), original.requires_grad) if number else original
             for name in names:
-                _set(stages[index], name, copy)
+                setattr(*_owner(stages[index], name), copy)
     return tuple({index: names[0] for index, names in sorted(p.items())} for p in users.values() if len(p) > 1)
 
 
@@ -113,15 +113,6 @@ def _name_in_whole(name: str) -> str:
 
 
 def _owner(stage: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module in a stage that has a parameter or buffer, and its name there."""
     scope, _, last = name.rpartition(".")
     return stage.get_submodule(scope), last
-
-
-def _delete(stage: nn.Module, name: str) -> None:
-    owner, last = _owner(stage, name)
-    delattr(owner, last)
-
-
-def _set(stage: nn.Module, name: str, parameter: nn.Parameter) -> None:
-    owner, last = _owner(stage, name)
-    setattr(owner, last, parameter)

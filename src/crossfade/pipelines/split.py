@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 from torch import fx, nn
 from torch.distributed import ProcessGroup
@@ -247,10 +248,7 @@ class _Splitter:
         def find() -> list[Any]:
             return [asdict(look) for look in find_cuts(graph, inputs, self._loss, self._device, self._wish)]
 
-        self._looks = [
-            Look(tuple(look["cuts"]), [StageTimes.from_dict(each) for each in look["times"]])
-            for look in decided_by_first(self._group, find)
-        ]
+        self._looks = msgspec.convert(decided_by_first(self._group, find), list[Look])
         cuts = min(self._looks, key=lambda look: look.slowest_us).cuts
         for stage in stages_of(cuts, len(graph.operations)):
             self._names.append((module_of(graph.operations[stage[0]]), module_of(graph.operations[stage[-1]])))
@@ -266,7 +264,7 @@ class _Splitter:
             return [asdict(each) for each in times]
 
         seen_by_ranks = zip(*gathered(self._group, measure), strict=True)
-        times = [mean_times([StageTimes.from_dict(each) for each in seen]) for seen in seen_by_ranks]
+        times = [mean_times(msgspec.convert(seen, list[StageTimes])) for seen in seen_by_ranks]
         reports = [_report(names, stage, seen) for names, stage, seen in zip(self._names, stages, times, strict=True)]
         for each in (parameter for stage in stages for parameter in stage.parameters):
             each.grad = None
@@ -290,14 +288,13 @@ class _Splitter:
 
 
 def _report(names: tuple[str, str], stage: RunnableStage, times: StageTimes) -> StageReport:
-    parameters = [(each.numel() * each.element_size(), each.requires_grad) for each in stage.parameters]
     return StageReport(
         first=names[0],
         last=names[1],
         times=times,
-        parameter_bytes=sum(size for size, _ in parameters),
-        gradient_bytes=sum(size for size, needs_gradient in parameters if needs_gradient),
-        buffer_bytes=sum(each.numel() * each.element_size() for each in stage.buffers),
+        parameter_bytes=sum(each.nbytes for each in stage.parameters),
+        gradient_bytes=sum(each.nbytes for each in stage.parameters if each.requires_grad),
+        buffer_bytes=sum(each.nbytes for each in stage.buffers),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -43,13 +44,10 @@ def schedule_order(schedule: Any) -> dict[int, list[Any]]:
 
 
 def _named(owner: Any, name: str) -> Any:
-    found = owner
     try:
-        for part in name.split("."):
-            found = getattr(found, part)
+        return attrgetter(name)(owner)
     except AttributeError:
         raise CrossfadeError(
             f"torch {torch.__version__} has no {name} in {getattr(owner, '__name__', type(owner).__name__)}",
             hint="crossfade.pipelines works with torch 2.11 to 2.15: install one of them",
         ) from None
-    return found

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfade.profile.crew import Crew, StepFailed
 from crossfade.profile.steps import Step
-from crossfade.topology import Crowd, Launch, Link, Rate, Slowdown, Topology
+from crossfade.topology import Crowd, Launch, Rate, Slowdown, Topology
 
 LIMIT_S = 110.0
 """No step begins later."""
@@ -39,15 +39,11 @@ def start_from(found: Topology, kept: Topology | None) -> Topology:
     links = {(link.source, link.target): link for link in kept.links}
     return Topology(
         found.devices,
-        tuple(_known(link, links[link.source, link.target]) for link in found.links),
+        tuple(links[link.source, link.target] for link in found.links),
         kept.slowdowns,
         kept.crowds,
         kept.launches,
     )
-
-
-def _known(found: Link, kept: Link) -> Link:
-    return Link(found.source, found.target, found.kind, kept.rates, kept.signal_us)
 
 
 def calibrate(
@@ -91,21 +87,15 @@ def _fold(topology: Topology, step: Step, result: Any) -> Topology:
             for operation, duration_us in result.items():
                 topology = topology.with_launch(Launch(uuids[step.ranks[0]], operation, duration_us))
         case "signals":
-            topology = _with_signal(topology, [uuids[rank] for rank in step.ranks], result)
+            one, other = (uuids[rank] for rank in step.ranks)
+            for ends in ((one, other), (other, one)):  # there and back was measured, so both ways count half
+                topology = topology.with_link(replace(topology.link(*ends), signal_us=result))
         case "transfers":
             transfers = tuple((uuids[source], uuids[target]) for source, target in step.transfers)
             topology = _with_transfers(topology, step.transport, transfers, result)
         case "beside":
             slowdown = Slowdown(step.transport, step.work, result["communication"], result["computation"])
             topology = topology.with_slowdown(slowdown)
-    return topology
-
-
-def _with_signal(topology: Topology, ends: list[str], signal_us: float) -> Topology:
-    """There and back was measured, so both ways count half."""
-    for source, target in (ends, ends[::-1]):
-        link = topology.link(source, target)
-        topology = topology.with_link(Link(link.source, link.target, link.kind, link.rates, signal_us))
     return topology
 
 

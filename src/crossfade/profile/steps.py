@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from crossfade.topology import LinkKind, Topology
 
@@ -41,12 +40,6 @@ class Step:
     def kind(self) -> tuple[str, str]:
         """What steps have in common that fail for the same reason."""
         return self.measure, self.transport
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Step:
-        """Out of JSON, where tuples are lists; ``asdict`` makes what goes into it."""
-        transfers = tuple((source, target) for source, target in data["transfers"])
-        return cls(**{**data, "ranks": tuple(data["ranks"]), "sizes": tuple(data["sizes"]), "transfers": transfers})
 
     def __str__(self) -> str:
         moves = f"{len(self.transfers)} at once" if len(self.transfers) > 2 else _arrows(self.transfers)

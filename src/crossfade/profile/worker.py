@@ -17,6 +17,8 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from crossfade.host.memory import Memory
 from crossfade.host.processes import die_on_hangup
 from crossfade.profile.bench import Bench
@@ -65,7 +67,7 @@ def serve(line: Line, context: Context, measures: Mapping[str, Measure]) -> None
     """Runs steps until the line ends, or one fails: what a failed one has left on the device is not worth saving."""
     while (message := line.receive()) is not None:
         context.num_meetings = message["num_meetings"]
-        step = Step.from_data(message["step"])
+        step = msgspec.convert(message["step"], Step)
         try:
             result = _run(line, context, measures[step.measure], step)
         except Exception as error:

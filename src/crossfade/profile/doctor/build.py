@@ -13,6 +13,7 @@ import numpy as np
 from crossfade.errors import TraceError
 from crossfade.profile.doctor.program import NOBODY, HostCall, Program, Rates, Wait, Work
 from crossfade.profile.doctor.rates import Observed, amounts, demand_of, rates_of
+from crossfade.profile.doctor.replay import Replay
 from crossfade.profile.traces.collectives import align, match_collectives
 from crossfade.profile.traces.events import Activity, ActivityKind, Call, RankTrace
 from crossfade.profile.traces.launches import host_order
@@ -61,6 +62,19 @@ class Traced:
     num_steps_left_out: int
 
     @cached_property
+    def seen(self) -> Replay:
+        """The same times as a replay has them, with the ends of calls."""
+        pairs = zip(self.call_starts_us, self.calls, strict=True)
+        call_ends_us = tuple(start + call.end_us - call.start_us for start, call in pairs)
+        return Replay(
+            tuple(self.call_starts_us),
+            call_ends_us,
+            tuple(self.starts_us),
+            tuple(self.ends_us),
+            tuple(self.step_ends_us),
+        )
+
+    @cached_property
     def moves_from_us(self) -> dict[int, float]:
         """When each meeting's last rank started."""
         moves: dict[int, float] = {}
@@ -103,7 +117,7 @@ class _Builder:
         num_works = [0] * num
         for trace, found in zip(self._traces, starts, strict=True):
             for activity in trace.activities:
-                step = bisect_right(found, _host_time(activity)) - 1
+                step = bisect_right(found, activity.launched_us) - 1
                 if 0 <= step < num:
                     num_works[step] += 1
         first, total = num, 0
@@ -168,7 +182,7 @@ class _Builder:
         for rank, (trace, order) in enumerate(zip(self._traces, self._orders, strict=True)):
             first = self._starts[rank][0] if self._num_left_out else float("-inf")
             for activity in trace.activities:
-                if _host_time(activity) >= first:
+                if activity.launched_us >= first:
                     self._place[id(activity)] = len(self._activities)
                     self._activities.append(activity)
                     self._ranks.append(rank)
@@ -268,7 +282,7 @@ class _Builder:
                     one.demand,
                     speeds[number],
                     one.meeting,
-                    self._step_at(one.rank, _host_time(activity)),
+                    self._step_at(one.rank, activity.launched_us),
                 )
             )
         return works, held_by, late
@@ -287,7 +301,3 @@ def _lags(
     lags: dict[str | int, float] = {what: min(lag, max(start_us - at, 0.0)) for at, lag, what in bounds}
     lags[binding] = max(start_us - time, 0.0)
     return lags, binding, max(start_us - time - usual, 0.0)
-
-
-def _host_time(activity: Activity) -> float:
-    return activity.call.start_us if activity.call is not None else activity.start_us

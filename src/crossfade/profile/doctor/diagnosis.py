@@ -54,14 +54,12 @@ class Diagnosis:
         gain: what the fix wins.
         is_remark: too little is won, or too little is sure, for a diagnosis.
         confidence: in words, why one may believe it.
-        fixed: the program with the fix; its replay gives the timeline after it.
     """
 
     finding: Finding
     gain: Gain
     is_remark: bool
     confidence: str
-    fixed: Program
 
 
 @dataclass(frozen=True)
@@ -189,8 +187,7 @@ class _Scales:
         return found
 
     def _weigh(self, finding: Finding) -> Diagnosis:
-        fixed = finding.change(self._program)
-        most, is_steady = self._gain_of(fixed)
+        most, is_steady = self._gain_of(finding.change(self._program))
         likely = most
         if finding.likely is not None:
             likely, is_steady = self._gain_of(finding.likely(self._program))
@@ -198,7 +195,7 @@ class _Scales:
             likely = most * _AT_MOST_COUNTS
         gain = Gain(0.0 if finding.is_at_most else most, likely, max(most, likely), is_steady)
         is_remark = likely < REMARK_BELOW or not is_steady
-        return Diagnosis(finding, gain, is_remark, _confidence(self._traced, finding, gain), fixed)
+        return Diagnosis(finding, gain, is_remark, _confidence(self._traced, finding, gain))
 
     def _gain_of(self, fixed: Program) -> tuple[float, bool]:
         """Which share of the median step is won, and whether a good part of it is won in each, or in all but one of four."""

@@ -44,7 +44,6 @@ class Loss:
         reason: what was waited for.
         work: the collective, the copy or the late work; else `NOBODY`.
         call: the host's call; else `NOBODY`.
-        step: in which step.
     """
 
     rank: int
@@ -53,7 +52,6 @@ class Loss:
     reason: Reason
     work: int
     call: int
-    step: int
 
     @property
     def length_us(self) -> float:
@@ -74,30 +72,25 @@ class _Walk:
         self._rank = rank
         self._losses: list[Loss] = []
         self._gap = (0.0, 0.0)
-        self._step = 0
 
     def losses(self) -> list[Loss]:
         starts, ends = self._traced.starts_us, self._traced.ends_us
-        own = [
-            number
-            for number, work in enumerate(self._program.works)
-            if work.rank == self._rank and work.kind is ActivityKind.COMPUTE and ends[number] > starts[number]
-        ]
+        computes = self._program.works_of(self._rank, ActivityKind.COMPUTE)
+        own = [number for number in computes if ends[number] > starts[number]]
         if not own:
             return []
         first_of = {starts[number]: number for number in sorted(own, key=lambda number: -starts[number])}
         busy = merged((starts[number], ends[number]) for number in own)
         for gap in without([(0.0, busy[-1][1])], busy):
             if gap[1] - gap[0] >= _SHORTEST_US:
-                number = first_of[gap[1]]
-                self._gap, self._step = gap, self._program.works[number].step
-                self._walk(number)
+                self._gap = gap
+                self._walk(first_of[gap[1]])
         return sorted(self._losses, key=lambda loss: loss.start_us)
 
     def _add(self, start: float, end: float, reason: Reason, *, work: int = NOBODY, call: int = NOBODY) -> None:
         start, end = max(start, self._gap[0]), min(end, self._gap[1])
         if end > start:
-            self._losses.append(Loss(self._rank, start, end, reason, work, call, self._step))
+            self._losses.append(Loss(self._rank, start, end, reason, work, call))
 
     def _walk(self, number: int) -> None:
         time = self._gap[1]

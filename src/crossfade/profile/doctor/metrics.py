@@ -71,9 +71,8 @@ def rank_metrics(traced: Traced) -> list[RankMetrics]:
         busy = merged([*compute, *communicate])
         hidden = common_us(communicate, compute)
         slowed = sum(
-            max(traced.ends_us[n] - traced.starts_us[n] - work.amount_us, 0.0)
-            for n, work in enumerate(traced.program.works)
-            if work.rank == rank and work.kind is ActivityKind.COMPUTE
+            max(traced.ends_us[n] - traced.starts_us[n] - traced.program.works[n].amount_us, 0.0)
+            for n in traced.program.works_of(rank, ActivityKind.COMPUTE)
         )
         rows.append(
             RankMetrics(
@@ -99,11 +98,8 @@ def collective_metrics(traced: Traced) -> list[CollectiveMetrics]:
     moves = traced.moves_from_us
     for number, work in enumerate(traced.program.works):
         if work.kind is ActivityKind.COMMUNICATION:
-            message = traced.activities[number].message
-            name = (
-                message.collective if message and message.collective else traced.activities[number].name.split("(")[0]
-            )
-            key = name, message.group if message else ""
+            activity = traced.activities[number]
+            key = activity.message.collective or activity.name.split("(")[0], activity.message.group
             times = traced.starts_us[number], traced.ends_us[number]
             spans.setdefault(key, {}).setdefault(work.rank, []).append(times)
             waiting[key] = waiting.get(key, 0.0) + max(moves.get(work.meeting, times[0]) - times[0], 0.0)
@@ -120,11 +116,7 @@ def collective_metrics(traced: Traced) -> list[CollectiveMetrics]:
 
 
 def _busy(traced: Traced, rank: int, kind: ActivityKind) -> list[tuple[float, float]]:
-    return merged(
-        (traced.starts_us[n], traced.ends_us[n])
-        for n, work in enumerate(traced.program.works)
-        if work.rank == rank and work.kind is kind
-    )
+    return merged((traced.starts_us[n], traced.ends_us[n]) for n in traced.program.works_of(rank, kind))
 
 
 def _waiting(traced: Traced, rank: int) -> list[tuple[float, float]]:

@@ -119,16 +119,14 @@ class Program:
             last[work.lane] = number
         return before
 
+    def works_of(self, rank: int, kind: ActivityKind) -> list[int]:
+        """A rank's works of one kind."""
+        return [number for number, work in enumerate(self.works) if work.rank == rank and work.kind is kind]
+
     def with_calls(self, changed: Mapping[int, HostCall]) -> Program:
         """The same program with other calls in these places."""
-        calls = list(self.calls)
-        for place, call in changed.items():
-            calls[place] = call
-        return replace(self, calls=tuple(calls))
+        return replace(self, calls=tuple(changed.get(place, call) for place, call in enumerate(self.calls)))
 
     def with_works(self, changed: Mapping[int, Work]) -> Program:
         """The same program with other works in these places."""
-        works = list(self.works)
-        for place, work in changed.items():
-            works[place] = work
-        return replace(self, works=tuple(works))
+        return replace(self, works=tuple(changed.get(place, work) for place, work in enumerate(self.works)))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from crossfade.profile.doctor.diagnosis import Diagnosis, Gain, Report
 from crossfade.profile.doctor.metrics import collective_metrics, rank_metrics
 from crossfade.profile.doctor.program import Program
-from crossfade.profile.doctor.replay import replay
+from crossfade.profile.doctor.replay import Replay, replay
 from crossfade.profile.doctor.view import share
 from crossfade.profile.traces.events import ActivityKind
 
@@ -102,7 +101,7 @@ def report_page(report: Report) -> dict[str, Any]:
         "metrics": _metrics_rows(report),
         "lanes": lanes.labels,
         "names": lanes.names,
-        "now": lanes.seen(),
+        "now": lanes.spans(report.traced.seen),
         "diagnoses": [
             {
                 "title": diagnosis.finding.title,
@@ -164,42 +163,26 @@ class _Lanes:
         """The row of a stream or, without one, of a rank's host."""
         return self._places[rank, lane]
 
-    def seen(self) -> dict[str, Any]:
-        """The program as it was traced."""
-        calls = self._traced.program.calls
-        ends = [
-            start + seen.end_us - seen.start_us
-            for start, seen in zip(self._traced.call_starts_us, self._traced.calls, strict=True)
-        ]
-        assert len(ends) == len(calls), "each call was seen"
-        return self._spans(self._traced.starts_us, self._traced.ends_us, self._traced.call_starts_us, ends)
-
     def after(self, program: Program) -> dict[str, Any] | None:
         """A changed program, replayed; None if it has other works than the traced one."""
         if len(program.works) != len(self._traced.program.works):
             return None
-        run = replay(program)
-        return self._spans(run.starts_us, run.ends_us, run.call_starts_us, run.call_ends_us)
+        return self.spans(replay(program))
 
-    def _spans(
-        self,
-        starts_us: Sequence[float],
-        ends_us: Sequence[float],
-        call_starts_us: Sequence[float],
-        call_ends_us: Sequence[float],
-    ) -> dict[str, Any]:
+    def spans(self, run: Replay) -> dict[str, Any]:
+        """The traced program's works and calls as spans, at the times that a run of it has."""
         program = self._traced.program
         spans = []
         for n, work in enumerate(program.works):
             activity = self._traced.activities[n]
             kind = {ActivityKind.COMPUTE: 0, ActivityKind.COMMUNICATION: 1, ActivityKind.COPY: 2}[work.kind]
-            spans.append(self._span(work.rank, activity.lane, starts_us[n], ends_us[n], activity.name, kind))
+            spans.append(self._span(work.rank, activity.lane, run.starts_us[n], run.ends_us[n], activity.name, kind))
         for n, call in enumerate(program.calls):
             kind = 3 if call.waits else 4
             name = self._traced.calls[n].name
-            spans.append(self._span(call.rank, None, call_starts_us[n], call_ends_us[n], name, kind))
+            spans.append(self._span(call.rank, None, run.call_starts_us[n], run.call_ends_us[n], name, kind))
         spans = sorted(spans, key=lambda span: -span[2])[:_MOST_SPANS]
-        return {"end_us": round(max(ends_us), 2), "spans": sorted(spans)}
+        return {"end_us": round(run.end_us, 2), "spans": sorted(spans)}
 
     def _span(
         self, rank: int, lane: tuple[int, int] | None, start_us: float, end_us: float, name: str, kind: int

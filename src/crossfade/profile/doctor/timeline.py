@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from crossfade.plan.spans import COMMUNICATE, COMPUTE, WAIT, Span
@@ -10,7 +10,7 @@ from crossfade.plan.timeline import Timeline
 from crossfade.profile.doctor.build import Traced
 from crossfade.profile.doctor.diagnosis import Report
 from crossfade.profile.doctor.program import Program
-from crossfade.profile.doctor.replay import replay
+from crossfade.profile.doctor.replay import Replay, replay
 from crossfade.profile.traces.events import ActivityKind
 
 _KINDS = {
@@ -26,9 +26,7 @@ def replayed(traced: Traced, changed: Program, name: str) -> Timeline | None:
     """
     if len(changed.works) != len(traced.program.works):
         return None
-    run = replay(changed)
-    spans = spans_of(traced, run.starts_us, run.ends_us, run.call_starts_us, run.call_ends_us)
-    return Timeline.of(name, spans)
+    return Timeline.of(name, spans_of(traced, replay(changed)))
 
 
 def one_step(report: Report) -> list[Timeline]:
@@ -60,14 +58,8 @@ def _between_steps(timeline: Timeline) -> Timeline:
     return Timeline.of(timeline.name, inside)
 
 
-def spans_of(
-    traced: Traced,
-    starts_us: Sequence[float],
-    ends_us: Sequence[float],
-    call_starts_us: Sequence[float],
-    call_ends_us: Sequence[float],
-) -> Iterator[Span]:
-    """Works on their streams, and the host's calls that wait for the GPU.
+def spans_of(traced: Traced, run: Replay) -> Iterator[Span]:
+    """Works on their streams, and the host's calls that wait for the GPU, at the times that a run of the program has.
 
     Work of a stream runs in order: where a trace has the next one begin a little before the end of the one before, it is cut.
     """
@@ -75,15 +67,13 @@ def spans_of(
     for number, work in enumerate(traced.program.works):
         activity = traced.activities[number]
         label = traced.traces[work.rank].label
-        name = activity.name.split("(")[0][:60]
-        start_us = max(starts_us[number], free_us.get(work.lane, 0.0))
-        times = start_us, max(ends_us[number], start_us)
+        start_us = max(run.starts_us[number], free_us.get(work.lane, 0.0))
+        times = start_us, max(run.ends_us[number], start_us)
         free_us[work.lane] = times[1]
-        yield Span(
-            label, f"stream {activity.lane[1]}", name, "", _KINDS[work.kind], work.step, *times, activity.num_bytes
-        )
+        lane, kind = f"stream {activity.stream}", _KINDS[work.kind]
+        yield Span(label, lane, activity.short_name, "", kind, work.step, *times, activity.num_bytes)
     for number, call in enumerate(traced.program.calls):
         if call.waits:
             name, label = traced.calls[number].name, traced.traces[call.rank].label
-            times = call_starts_us[number], call_ends_us[number]
+            times = run.call_starts_us[number], run.call_ends_us[number]
             yield Span(label, "host", name, "", WAIT, call.step, *times)

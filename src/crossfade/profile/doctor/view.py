@@ -186,9 +186,8 @@ class View:
         """Marks on hosts, of the longest of these calls."""
         marks = []
         for number in calls:
-            start, seen = self.traced.call_starts_us[number], self.traced.calls[number]
-            end = start + seen.end_us - seen.start_us
-            marks.append(Mark(self.program.calls[number].rank, None, start, end, label))
+            times = self.traced.call_starts_us[number], self.traced.seen.call_ends_us[number]
+            marks.append(Mark(self.program.calls[number].rank, None, *times, label))
         return _longest(marks)
 
     def work_marks(self, works: Iterable[int], label: str) -> tuple[Mark, ...]:
@@ -258,8 +257,8 @@ class View:
         mark = self.mark_of(work)
         if mark:
             return mark
-        if message is None or not message.collective:
-            return self.traced.activities[work].name.split("(")[0][:60]
+        if not message.collective:
+            return self.traced.activities[work].short_name
         return f"{message.collective} of {max(message.num_in, message.num_out):,} {message.dtype}".strip()
 
 

@@ -155,8 +155,7 @@ class Recording:
                 )
             return
         self._mark.__exit__(None, None, None)
-        if self._torch.cuda.is_initialized():
-            self._torch.cuda.synchronize()
+        self._wait()
         self._log.close()
         self._tensors.close()
         self._sampler.close()

@@ -18,7 +18,7 @@ def match_collectives(traces: Sequence[RankTrace]) -> list[list[tuple[int, Activ
     """
     by_group: dict[tuple[str, str], dict[int, list[Activity]]] = {}
     for place, trace in enumerate(traces):
-        for activity in sorted(trace.activities, key=_launched_at):
+        for activity in sorted(trace.activities, key=lambda one: one.launched_us):
             if (
                 activity.kind is ActivityKind.COMMUNICATION
                 and "nccl" in activity.name.lower()
@@ -56,25 +56,19 @@ def align(traces: Sequence[RankTrace], matched: Sequence[Sequence[tuple[int, Act
     return shifts
 
 
-def _launched_at(activity: Activity) -> float:
-    return activity.call.start_us if activity.call is not None else activity.start_us
-
-
 def _is_pairwise(activity: Activity) -> bool:
-    name = (
-        activity.message.collective if activity.message is not None and activity.message.collective else activity.name
-    )
+    name = activity.message.collective or activity.name
     return any(mark in name for mark in _PAIRWISE)
 
 
 def _group_of(activity: Activity) -> tuple[str, str]:
-    if activity.message is None or not activity.message.group:
+    if not activity.message.group:
         return "", ""
     return activity.message.group, activity.message.ranks
 
 
 def _what(activity: Activity) -> tuple[object, ...]:
     message = activity.message
-    if message is None or not message.collective:
+    if not message.collective:
         return (activity.name,)
     return message.collective, message.num_in, message.num_out, message.dtype

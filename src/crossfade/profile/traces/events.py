@@ -30,13 +30,12 @@ class ActivityKind(IntEnum):
 class Message(NamedTuple):
     """What a collective moves, as the trace says it. Elements are those of one rank."""
 
-    collective: str  # "allreduce", "all_gather_into_tensor_out", ...; empty where the trace does not say
-    group: str
-    num_in: int
-    num_out: int
-    dtype: str
-    group_size: int
-    ranks: str
+    collective: str = ""  # "allreduce", "all_gather_into_tensor_out", ...; empty where the trace does not say
+    group: str = ""
+    num_in: int = 0
+    num_out: int = 0
+    dtype: str = ""
+    ranks: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,10 +49,9 @@ class Activity:
     start_us: float
     end_us: float
     correlation: int
-    num_blocks: int = 0
-    shared_bytes: int = 0
-    num_bytes: int = 0
-    message: Message | None = None
+    num_blocks: int
+    num_bytes: int
+    message: Message  # an empty one where it is no collective
     call: Call | None = None
 
     @property
@@ -64,6 +62,16 @@ class Activity:
     @property
     def duration_us(self) -> float:
         return self.end_us - self.start_us
+
+    @property
+    def short_name(self) -> str:
+        """Its name as reports show it, without the arguments of a C++ function."""
+        return self.name.split("(")[0][:60]
+
+    @property
+    def launched_us(self) -> float:
+        """When its call began on the host; its own start where the trace lacks that call."""
+        return self.call.start_us if self.call is not None else self.start_us
 
 
 @dataclass(slots=True, eq=False)

@@ -41,7 +41,6 @@ class ExactEvents:
         if trace.record is None or not trace.activities:
             return
         self._order = order
-        self._launched = {lane: launch_times(found) for lane, found in order.lanes.items()}
         entries = match(trace)
         self._lane_of, self._idle = _lanes_of(trace, order, entries)
         self._fronts: dict[int, tuple[Activity, ...]] = {}  # of streams that wait, and have launched nothing since
@@ -80,12 +79,12 @@ class ExactEvents:
 
     def _before(self, lane: Lane, time_us: float) -> Activity | None:
         """The last activity that was launched on a stream before a time."""
-        place = bisect_left(self._launched[lane], time_us) - 1
+        place = bisect_left(self._order.launched_us[lane], time_us) - 1
         return self._order.lanes[lane][place] if place >= 0 else None
 
     def _after(self, lane: Lane, time_us: float) -> Activity | None:
-        place = bisect_right(self._launched[lane], time_us)
-        return self._order.lanes[lane][place] if place < len(self._launched[lane]) else None
+        place = bisect_right(self._order.launched_us[lane], time_us)
+        return self._order.lanes[lane][place] if place < len(self._order.launched_us[lane]) else None
 
 
 def _last_of_each(activities: tuple[Activity, ...]) -> tuple[Activity, ...]:
@@ -94,15 +93,6 @@ def _last_of_each(activities: tuple[Activity, ...]) -> tuple[Activity, ...]:
     for activity in activities:
         last[activity.lane] = max(last.get(activity.lane, activity), activity, key=lambda one: one.start_us)
     return tuple(last.values())
-
-
-def launch_times(activities: list[Activity]) -> list[float]:
-    """When each of a stream's activities was launched, or one behind it was: ascending."""
-    times, latest = [], float("-inf")
-    for activity in activities:
-        latest = max(latest, activity.call.start_us if activity.call is not None else activity.start_us)
-        times.append(latest)
-    return times
 
 
 def match(trace: RankTrace) -> list[tuple[Call, Entry]]:
@@ -141,7 +131,7 @@ def _lanes_of(
     outright: dict[int, Counter[Lane]] = defaultdict(Counter)
     nearby: dict[int, Counter[Lane]] = defaultdict(Counter)
     devices = {stream: device for device, stream in order.lanes}
-    idle = {handle for handle, number in trace.record.streams.items() if number not in devices}
+    idle = {handle for handle, number in trace.record.streams if number not in devices}
     launches: dict[int, list[Call]] = defaultdict(list)
     for call in order.calls:
         if call.activities:
@@ -162,5 +152,5 @@ def _lanes_of(
             nearby[entry.stream][found[place].activities[0].lane] += 1
     voted = {**{stream: votes for stream, votes in nearby.items() if stream not in idle}, **outright}
     lanes = {stream: votes.most_common(1)[0][0] for stream, votes in voted.items()}
-    lanes |= {handle: (devices[number], number) for handle, number in trace.record.streams.items() if number in devices}
+    lanes |= {handle: (devices[number], number) for handle, number in trace.record.streams if number in devices}
     return lanes, idle - lanes.keys()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 from crossfade.profile.traces.events import Activity, Call, RankTrace
 from crossfade.profile.traces.roles import Role
@@ -19,6 +21,16 @@ class HostOrder:
     # autograd engine's thread runs the backward pass, the main thread waits for it, which no event says.
     before: list[int]
     lanes: dict[tuple[int, int], list[Activity]]  # each stream's activities in their order
+
+    @cached_property
+    def launched_us(self) -> dict[tuple[int, int], list[float]]:
+        """For each stream, when its activities were launched, none before the one ahead of it: ascending."""
+        return {lane: [*accumulate((one.launched_us for one in found), max)] for lane, found in self.lanes.items()}
+
+    @cached_property
+    def ends_us(self) -> dict[tuple[int, int], list[float]]:
+        """For each stream, when its activities ended."""
+        return {lane: [activity.end_us for activity in found] for lane, found in self.lanes.items()}
 
 
 def host_order(trace: RankTrace) -> HostOrder:

@@ -35,20 +35,16 @@ class _ActivityArgs(msgspec.Struct, gc=False):
     device: int = 0
     stream: int = 0
     grid: list[int] = []
-    shared: float = msgspec.field(default=0, name="shared memory")
     num_bytes: float = msgspec.field(default=0, name="bytes")
     collective: str = msgspec.field(default="", name="Collective name")
     group: Any = msgspec.field(default="", name="Process Group Name")
     num_in: int = msgspec.field(default=0, name="In msg nelems")
     num_out: int = msgspec.field(default=0, name="Out msg nelems")
     dtype: str = msgspec.field(default="", name="dtype")
-    group_size: int = msgspec.field(default=0, name="Group size")
     ranks: Any = msgspec.field(default="", name="Process Group Ranks")
 
     def message(self) -> Message:
-        return Message(
-            self.collective, str(self.group), self.num_in, self.num_out, self.dtype, self.group_size, str(self.ranks)
-        )
+        return Message(self.collective, str(self.group), self.num_in, self.num_out, self.dtype, str(self.ranks))
 
 
 class _CallArgs(msgspec.Struct, gc=False):
@@ -167,9 +163,8 @@ class _Reader:
                 end,
                 args.correlation,
                 prod(args.grid) if args.grid else 0,
-                int(args.shared),
                 int(args.num_bytes),
-                args.message() if kind is ActivityKind.COMMUNICATION else None,
+                args.message() if kind is ActivityKind.COMMUNICATION else Message(),
             )
         )
 

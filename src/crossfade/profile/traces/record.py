@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -34,68 +33,44 @@ class TensorUse(NamedTuple):
     writes: Sequence[int]
 
 
-class _Clocks(msgspec.Struct):
-    samples: list[tuple[int, float, float]] = []
-    max_mhz: float = 0.0
-    limit_w: float = 0.0
-    missing: str = ""
+class Clocks(msgspec.Struct, frozen=True):
+    """The GPU's clock and power, every 20 ms; 0, or nothing, where they were not read."""
+
+    samples: Sequence[tuple[int, float, float]] = ()  # time in ns, clock of the SMs in MHz, power in W
+    max_mhz: float = 0.0  # the highest clock
+    limit_w: float = 0.0  # the power limit
+    missing: str = ""  # why nothing was read any more
 
 
-class _Contents(msgspec.Struct):
+class Record(msgspec.Struct, frozen=True):
+    """What was recorded beside one rank's trace, as the file has it."""
+
     version: int
-    rank: int | None = None
-    world_size: int | None = None
-    calls: list[tuple[int, int, int, int, int]] = []
-    streams: list[tuple[int, int]] = []
-    environment: dict[str, str] = {}
-    clocks: _Clocks = msgspec.field(default_factory=_Clocks)
-    memory: dict[str, int] = {}
-    untraced_us: float = 0.0
-    tensors: list[tuple[int, list[int], list[int]]] = []
-
-
-@dataclass(frozen=True)
-class Record:
-    """What was recorded beside one rank's trace."""
-
-    rank: int | None  # as torch.distributed or torchrun had it; None where neither did.
-    world_size: int | None  # how many ranks there are; likewise
-    entries: Sequence[Entry]  # calls, in the order in which they were reported
-    streams: Mapping[int, int]  # the trace's number of a stream, by its handle
-    environment: Mapping[str, str]  # variables that matter to CUDA's queues, memory and NCCL
-    clocks_mhz: Sequence[float]  # of the SMs, every 20 ms
-    powers_w: Sequence[float]  # at the same times
-    max_mhz: float  # the highest clock; 0 where it is not known
-    limit_w: float  # the power limit; likewise
-    num_retried: int  # how often the allocator had to free memory before it could allocate
-    untraced_us: float  # how long a step took before the trace, without the profiler; 0 where none was measured
-    tensors: Sequence[TensorUse]  # what operators read and write, where that was asked for
+    rank: int | None = None  # as torch.distributed or torchrun had it; None where neither did.
+    world_size: int | None = None  # how many ranks there are; likewise
+    entries: Sequence[Entry] = msgspec.field(default=(), name="calls")  # in the order in which they were reported
+    streams: Sequence[tuple[int, int]] = ()  # a stream's handle, and the trace's number of it
+    environment: Mapping[str, str] = {}  # variables that matter to CUDA's queues, memory and NCCL
+    clocks: Clocks = Clocks()
+    memory: Mapping[str, int] = {}  # how often the allocator did something
+    untraced_us: float = 0.0  # how long a step took before the trace, without the profiler; 0 where none was measured
+    tensors: Sequence[TensorUse] = ()  # what operators read and write, where that was asked for
 
     @classmethod
     def read(cls, contents: Any) -> Record:
         """Raises a `ValueError` where the contents are of another version, or damaged."""
         try:
-            read = msgspec.convert(contents, _Contents)
-            entries = tuple(Entry(Role(role), *rest) for role, *rest in read.calls)
-        except (msgspec.ValidationError, ValueError) as error:
+            record = msgspec.convert(contents, cls)
+        except msgspec.ValidationError as error:
             raise ValueError(f"the record in it cannot be read: {error}") from None
-        if read.version != VERSION:
-            raise ValueError(f"the record in it is of version {read.version}, and this crossfade reads {VERSION}")
-        clocks = read.clocks
-        return cls(
-            read.rank,
-            read.world_size,
-            entries,
-            dict(read.streams),
-            read.environment,
-            tuple(sample[1] for sample in clocks.samples),
-            tuple(sample[2] for sample in clocks.samples),
-            clocks.max_mhz,
-            clocks.limit_w,
-            read.memory.get("num_retried", 0),
-            read.untraced_us,
-            tuple(TensorUse(*use) for use in read.tensors),
-        )
+        if record.version != VERSION:
+            raise ValueError(f"the record in it is of version {record.version}, and this crossfade reads {VERSION}")
+        return record
+
+    @property
+    def num_retried(self) -> int:
+        """How often the allocator had to free memory before it could allocate."""
+        return self.memory.get("num_retried", 0)
 
     @property
     def num_queues(self) -> int:
@@ -106,4 +81,5 @@ class Record:
     @property
     def load(self) -> GpuLoad | None:
         """The GPU's clock and power; None where they were not read."""
-        return GpuLoad.of(self.clocks_mhz, self.powers_w, self.max_mhz, self.limit_w)
+        clocks_mhz, powers_w = ([sample[place] for sample in self.clocks.samples] for place in (1, 2))
+        return GpuLoad.of(clocks_mhz, powers_w, self.clocks.max_mhz, self.clocks.limit_w)

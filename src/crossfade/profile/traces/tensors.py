@@ -48,7 +48,7 @@ def dataflow(trace: RankTrace) -> Dataflow:
         for activity in activities:
             before = [found for one in use.reads if (found := written.get(one)) is not None and found is not activity]
             if before and activity.kind is ActivityKind.COMMUNICATION:
-                flow.made_by[activity] = max(before, key=_launched_us)
+                flow.made_by[activity] = max(before, key=lambda one: one.launched_us)
         for storage in (*use.reads, *use.writes) if activities else ():
             last = written.get(storage)
             if last is not None and last.kind is ActivityKind.COMMUNICATION and last not in activities:
@@ -56,7 +56,3 @@ def dataflow(trace: RankTrace) -> Dataflow:
         if activities:
             written.update(dict.fromkeys(use.writes, activities[-1]))
     return flow
-
-
-def _launched_us(activity: Activity) -> float:
-    return activity.call.start_us if activity.call is not None else activity.start_us

@@ -15,13 +15,13 @@ known, and nothing is inferred.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from crossfade.profile.traces.default_stream import implicit_waits
 from crossfade.profile.traces.events import Activity, ActivityKind, Call, CollectiveCall, RankTrace
-from crossfade.profile.traces.exact import ExactEvents, launch_times
+from crossfade.profile.traces.exact import ExactEvents
 from crossfade.profile.traces.launches import HostOrder
 from crossfade.profile.traces.roles import Role
 
@@ -92,7 +92,6 @@ class _Events:
         self._open: dict[int, list[_OpenWait]] = {}  # by thread, waits without a target yet
         self._outstanding: list[Activity] = []  # collectives that nobody has waited for yet
         self._starts = {lane: [activity.start_us for activity in found] for lane, found in order.lanes.items()}
-        self._ends = {lane: [activity.end_us for activity in found] for lane, found in order.lanes.items()}
 
     def find(self) -> None:
         for call in self._order.calls:
@@ -122,7 +121,7 @@ class _Events:
         for wait in self._open.pop(call.thread, ()):
             is_own = wait.scope is not None and wait.scope is scope and wait.scope.message.collective != "wait"
             (own if is_own else rest).append(wait)
-        if target.kind is ActivityKind.COMMUNICATION and (target.message is not None and scope is not None):
+        if target.kind is ActivityKind.COMMUNICATION and scope is not None:
             self._waits.is_on_own_stream[target] = bool(own)
             if own and own[0].call not in self._exact.edges:
                 self._add(target, self._before(self._last_of_caller, call.thread))
@@ -165,7 +164,7 @@ class _Events:
             for work in self._outstanding
             if work.lane != target.lane
             and work.end_us <= target.start_us + _CLOCK_US
-            and (not group or work.message is None or not work.message.group or work.message.group == group)
+            and (not group or not work.message.group or work.message.group == group)
         ]
         binding = [work for work in possible if work.end_us >= target.start_us - _NEAR_US]
         if not binding:
@@ -185,7 +184,7 @@ class _Events:
             return None
         near_us = _NEAR_US if len(target.call.activities) == 1 else _GRAPH_US
         found = []
-        for lane_of, ends in self._ends.items():
+        for lane_of, ends in self._order.ends_us.items():
             at = bisect_right(ends, target.start_us + _CLOCK_US) - 1
             while lane_of != target.lane and at >= 0 and ends[at] >= target.start_us - near_us:
                 source = self._order.lanes[lane_of][at]
@@ -224,65 +223,58 @@ class _Scopes:
 
 
 def _find_returns(order: HostOrder, waits: Waits, exact: ExactEvents) -> None:
-    ends = {lane: [activity.end_us for activity in found] for lane, found in order.lanes.items()}
-    launched = {lane: launch_times(found) for lane, found in order.lanes.items()}
     latest: Activity | None = None
     for call in order.calls:
         if call.role is Role.LAUNCH:
             latest = call.activities[-1]
-            waits.returns.update(_of_launch(call, order, ends, launched))
+            waits.returns.update(_of_launch(call, order))
             continue
         if call.role in (Role.SYNC_DEVICE, Role.FREE):
-            found = [lane[place] for lane, place in _last_launched(order, launched, call)]
-            waits.returns[call] = [one for one in found if one.end_us <= call.end_us + _CLOCK_US]
+            waited: Iterable[Activity] = _last_launched(order, call)
+            waits.returns[call] = [one for one in waited if one.end_us <= call.end_us + _CLOCK_US]
         elif call.role in (Role.SYNC_STREAM, Role.SYNC_EVENT):
             known = exact.returns.get(call)
-            guessed = None if known else _waited_for(call, order, ends, launched) or latest
+            guessed = None if known else _waited_for(call, order) or latest
             waited = known or (() if guessed is None else (guessed,))
             waits.returns[call] = [one for one in waited if one.end_us <= call.end_us + _CLOCK_US]
 
 
-def _last_launched(
-    order: HostOrder, launched: dict[tuple[int, int], list[float]], call: Call
-) -> Iterator[tuple[list[Activity], int]]:
+def _last_launched(order: HostOrder, call: Call) -> Iterator[Activity]:
     """Each stream's last activity that was launched before a call."""
     for lane, activities in order.lanes.items():
-        place = bisect_right(launched[lane], call.start_us) - 1
+        place = bisect_right(order.launched_us[lane], call.start_us) - 1
         if place >= 0:
-            yield activities, place
+            yield activities[place]
 
 
-def _waited_for(
-    call: Call, order: HostOrder, ends: dict[tuple[int, int], list[float]], launched: dict[tuple[int, int], list[float]]
-) -> Activity | None:
+def _waited_for(call: Call, order: HostOrder) -> Activity | None:
     """The activity whose end let a call return; None if the call did not wait."""
     best: Activity | None = None
     for lane, activities in order.lanes.items():
-        place = bisect_right(ends[lane], call.end_us + _CLOCK_US) - 1
-        if place < 0 or bisect_right(launched[lane], call.start_us) <= place:
+        place = bisect_right(order.ends_us[lane], call.end_us + _CLOCK_US) - 1
+        num_launched = bisect_right(order.launched_us[lane], call.start_us)
+        if place < 0 or num_launched <= place:
             continue
         activity = activities[place]
-        is_last = call.role is Role.SYNC_EVENT or bisect_right(launched[lane], call.start_us) == place + 1
+        is_last = call.role is Role.SYNC_EVENT or num_launched == place + 1
         if is_last and activity.end_us > max(call.start_us, call.end_us - _RETURN_US):
             best = activity if best is None or activity.end_us > best.end_us else best
     return best
 
 
-def _of_launch(
-    call: Call, order: HostOrder, ends: dict[tuple[int, int], list[float]], launched: dict[tuple[int, int], list[float]]
-) -> dict[Call, list[Activity]]:
+def _of_launch(call: Call, order: HostOrder) -> dict[Call, list[Activity]]:
     """A copy out of pageable memory blocks its caller; so does a launch where too many are under way."""
     activity = call.activities[-1]
     if "Pageable" in activity.name and call.end_us > activity.start_us and call.end_us > activity.end_us - 40.0:
         return {call: [activity]}
     if call.end_us - call.start_us < _LONG_CALL_US:
         return {}
-    lane = activity.lane
-    num_under_way = bisect_right(launched[lane], call.start_us) - bisect_right(ends[lane], call.start_us)
-    place = bisect_right(ends[lane], call.end_us) - 1
-    if num_under_way < _QUEUE or place < 0 or ends[lane][place] <= call.start_us:
+    launched, ends = order.launched_us[activity.lane], order.ends_us[activity.lane]
+    num_under_way = bisect_right(launched, call.start_us) - bisect_right(ends, call.start_us)
+    place = bisect_right(ends, call.end_us) - 1
+    if num_under_way < _QUEUE or place < 0 or ends[place] <= call.start_us:
         return {}
-    return {call: [order.lanes[lane][place]]}
+    return {call: [order.lanes[activity.lane][place]]}
 
 
 def _within_graph(activities: list[Activity], waits: Waits) -> None:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
-from crossfade.profile.doctor.causes.streams import message_bytes
+from crossfade.profile.doctor.causes.streams import is_on_own_stream, message_bytes
 from crossfade.profile.doctor.causes.training import backward_spans
 from crossfade.profile.doctor.changes import behind, beside_their_callers
 from crossfade.profile.doctor.program import NOBODY, Program
@@ -28,7 +28,7 @@ def late_events(view: View) -> Iterator[Finding]:
         Cause.LATE_EVENT,
         f"{view.name_of(first)} waits for computation that does not make its input: its event is recorded too late",
         f"{view.a_step(len(found)):.3g} collectives a step wait for later work than what makes their input"
-        f" ({view.traced.activities[found[first]].name.split('(')[0][:60]}, ...); computation waits for them for"
+        f" ({view.traced.activities[found[first]].short_name}, ...); computation waits for them for"
         f" {share(view.share_of(lost))} of the time",
         view.work_sites(found),
         "launch each collective right behind what makes its input, or record an event there and let its stream wait for that",
@@ -55,16 +55,12 @@ def late_sums(view: View) -> Iterator[Finding]:
     needed: dict[int, int] = {}
     for rank in range(view.program.num_ranks):
         spans = backward_spans(view, rank)
-        sums = _Launched(
-            view, [n for n in view.collectives() if view.program.works[n].rank == rank and _is_sum(view, n)]
-        )
+        collectives = view.program.works_of(rank, ActivityKind.COMMUNICATION)
+        sums = _Launched(view, [number for number in collectives if _is_sum(view, number)])
         steps = [scope.start_us for scope in view.traced.traces[rank].operators.named("Optimizer.step")]
         if not spans or not sums.numbers or not steps:
             continue
-        computing = [
-            n for n, work in enumerate(view.program.works) if work.rank == rank and work.kind is ActivityKind.COMPUTE
-        ]
-        computed = _Launched(view, computing)
+        computed = _Launched(view, view.program.works_of(rank, ActivityKind.COMPUTE))
         kernels = _Launched(view, computed.inside(spans))
         for before, step in zip([float("-inf"), *steps], steps, strict=False):
             end = spans[bisect_left(spans, (step,)) - 1][1]
@@ -76,13 +72,7 @@ def late_sums(view: View) -> Iterator[Finding]:
     lost = view.exposed_us(found)
     if not found or not view.is_worth_a_look(lost):
         return
-    on_caller = [
-        number
-        for number in found
-        if not view.traced.waits[view.program.works[number].rank].is_on_own_stream.get(
-            view.traced.activities[number], True
-        )
-    ]
+    on_caller = [number for number in found if not is_on_own_stream(view, number)]
 
     def change(program: Program) -> Program:
         moved = beside_their_callers(program, on_caller, needed.__getitem__) if on_caller else program
@@ -108,7 +98,7 @@ def late_sums(view: View) -> Iterator[Finding]:
 
 def _is_sum(view: View, number: int) -> bool:
     message = view.traced.activities[number].message
-    return message is not None and "reduce" in message.collective and message.num_in >= _SCALARS
+    return "reduce" in message.collective and message.num_in >= _SCALARS
 
 
 class _Launched:

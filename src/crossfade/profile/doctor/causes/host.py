@@ -61,12 +61,12 @@ def host_waits(view: View) -> Iterator[Finding]:
 
 
 def _wait_finding(view: View, calls: Sequence[int], title: str, fix: str | None, lost_us: float) -> Finding:
-    num = len(calls) / max(view.program.num_steps, 1) / view.program.num_ranks
     idle = share(view.share_of(lost_us / view.program.num_ranks))
     return Finding(
         Cause.HOST_WAIT,
         title,
-        f"{num:.3g} waits a step; the GPU is idle for {idle} of the time until work that was launched only after them begins",
+        f"{view.a_step(len(calls)):.3g} waits a step;"
+        f" the GPU is idle for {idle} of the time until work that was launched only after them begins",
         view.sites(calls),
         fix or "let the host run ahead: leave the wait out, or do it once, after all is launched",
         "flag = (value > limit)            # stays on the GPU\nx = torch.where(flag, a, b)       # instead of:"

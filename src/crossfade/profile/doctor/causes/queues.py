@@ -79,7 +79,7 @@ def default_stream(view: View) -> Iterator[Finding]:
         return
     of_others = {edge for edge in edges if view.traced.activities[edge[0]].stream != DEFAULT_STREAM}
     streams = sorted({view.traced.activities[target].stream for target, _ in of_others})
-    binding = [number for number, source in edges if _is_held_by(view, number, source)]
+    binding = [number for number, source in sorted(edges) if _is_held_by(view, number, source)]
     yield Finding(
         Cause.DEFAULT_STREAM,
         f"stream {', '.join(map(str, streams))} and the default stream wait for each other, without an event",

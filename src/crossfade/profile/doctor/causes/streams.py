@@ -42,8 +42,6 @@ _ELEMENT_BYTES = {
 def message_bytes(view: View, work: int) -> int:
     """How much a collective moves for each rank; 0 where the trace does not say."""
     message = view.traced.activities[work].message
-    if message is None:
-        return 0
     return max(message.num_in, message.num_out) * _ELEMENT_BYTES.get(message.dtype.lower(), 2)
 
 
@@ -65,9 +63,7 @@ def blocking(view: View) -> Iterator[Finding]:
     after_next = _after_next_collective(view, gradients)
     when = "The trace does not say when their results are needed: if at once, nothing is won; if at the end of the step, the most"
     if is_known:
-        readers = [
-            view.traced.activities[view.needed_by[n]].name.split("(")[0][:60] for n in found if n in view.needed_by
-        ]
+        readers = [view.traced.activities[view.needed_by[n]].short_name for n in found if n in view.needed_by]
         when = f"Their results are first needed by {Counter(readers).most_common(1)[0][0] if readers else 'nothing in the trace'}"
     elif len(gradients) == len(found):
         when = "They are launched by the backward pass, and gradients are needed at its end only"
@@ -141,9 +137,8 @@ def _after_next_collective(view: View, numbers: Sequence[int]) -> dict[int, int]
     """For each, the first computation of its rank after the collective after it."""
     until: dict[int, int] = {}
     for rank in range(view.program.num_ranks):
-        own = [n for n, work in enumerate(view.program.works) if work.rank == rank]
-        collectives = [n for n in own if view.program.works[n].kind is ActivityKind.COMMUNICATION]
-        computes = [n for n in own if view.program.works[n].kind is ActivityKind.COMPUTE]
+        collectives = view.program.works_of(rank, ActivityKind.COMMUNICATION)
+        computes = view.program.works_of(rank, ActivityKind.COMPUTE)
         starts = [view.traced.starts_us[n] for n in computes]
         following = dict(itertools.pairwise(collectives))
         for number in numbers:
@@ -162,7 +157,7 @@ def communicator_order(view: View) -> Iterator[Finding]:
     found = []
     for number in view.collectives():
         before = view.program.before_on_lane[number]
-        if view.traced.held_by[number] != "lane" or before == NOBODY or not _is_on_own_stream(view, number):
+        if view.traced.held_by[number] != "lane" or before == NOBODY or not is_on_own_stream(view, number):
             continue
         is_other = view.name_of(number) != view.name_of(before)
         if view.program.works[before].kind is ActivityKind.COMMUNICATION and is_other:
@@ -189,7 +184,7 @@ def communicator_order(view: View) -> Iterator[Finding]:
     )
 
 
-def _is_on_own_stream(view: View, number: int) -> bool:
+def is_on_own_stream(view: View, number: int) -> bool:
     """Whether a collective runs on its communicator's stream; where the trace does not say, it does."""
     waits = view.traced.waits[view.program.works[number].rank]
     return waits.is_on_own_stream.get(view.traced.activities[number], True)

@@ -12,7 +12,7 @@ from crossfade.profile.doctor.causes.streams import is_of_backward, message_byte
 from crossfade.profile.doctor.changes import in_pieces, with_scaled_work, without_collectives, without_waits
 from crossfade.profile.doctor.program import NOBODY, Program
 from crossfade.profile.doctor.view import Cause, Finding, View, share
-from crossfade.profile.traces.events import ActivityKind, Message
+from crossfade.profile.traces.events import ActivityKind
 from crossfade.profile.traces.overlap import merged
 from crossfade.profile.traces.roles import Role
 
@@ -52,7 +52,7 @@ def buckets(view: View) -> Iterator[Finding]:
 
 def _is_large_bucket(view: View, number: int) -> bool:
     work, message = view.program.works[number], view.traced.activities[number].message
-    if message is None or "allreduce" not in message.collective.replace("_", "") or work.call == NOBODY:
+    if "allreduce" not in message.collective.replace("_", "") or work.call == NOBODY:
         return False
     return is_of_backward(view, number) and message_bytes(view, number) >= _LARGE_BUCKET_BYTES
 
@@ -90,9 +90,8 @@ def unused_parameters(view: View) -> Iterator[Finding]:
     found = []
     for number in view.collectives():
         message = view.traced.activities[number].message
-        if message is None or "allreduce" not in message.collective.replace("_", ""):
-            continue
-        if message.dtype.lower() in _INTEGERS and 0 < message.num_in < 1 << 17:
+        is_sum = "allreduce" in message.collective.replace("_", "")
+        if is_sum and message.dtype.lower() in _INTEGERS and 0 < message.num_in < 1 << 17:
             found.append(number)
     if not found or not _has_ddp(view):
         return
@@ -209,8 +208,8 @@ def _has_ddp(view: View) -> bool:
 
 
 def _message(view: View, number: int) -> tuple[str, int]:
-    message: Message | None = view.traced.activities[number].message
-    return (message.collective, message.num_in) if message is not None else ("", 0)
+    message = view.traced.activities[number].message
+    return message.collective, message.num_in
 
 
 def backward_spans(view: View, rank: int) -> list[tuple[float, float]]:
@@ -233,7 +232,8 @@ def _passes(view: View, rank: int) -> list[list[list[int]]]:
             time = view.traced.calls[number].start_us
             if not _is_inside(spans, time):
                 outside.append(time)
-    sums = [n for n in view.collectives() if view.program.works[n].rank == rank and is_of_backward(view, n)]
+    collectives = view.program.works_of(rank, ActivityKind.COMMUNICATION)
+    sums = [number for number in collectives if is_of_backward(view, number)]
     times = {number: view.traced.calls[view.program.works[number].call].start_us for number in sums}
     sums.sort(key=times.__getitem__)
     ends = [scope.start_us for scope in view.traced.traces[rank].operators.named("Optimizer.step")]
