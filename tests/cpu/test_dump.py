@@ -41,9 +41,9 @@ def test_dump_of_an_actor_that_cannot_answer_has_its_stack(local: None) -> None:
     actor = Actor.options(name="first").remote()
     actor.pid.remote().get()  # it has started
     ref = actor.hold_the_lock.remote(4)
-    text = crossfade.dump(io.StringIO())
-    if "does not answer" in text:  # else it was asked before the call began
-        assert "hold_the_lock" in text
+    while "does not answer" not in (text := crossfade.dump(io.StringIO())):  # it was asked before the call began
+        assert not crossfade.wait([ref], timeout=0)[0]
+    assert "hold_the_lock" in text
     ref.get()
     assert "first (pid" in crossfade.dump(io.StringIO())
 
