@@ -41,9 +41,13 @@ def test_dump_of_an_actor_that_cannot_answer_has_its_stack(local: None) -> None:
     actor = Actor.options(name="first").remote()
     actor.pid.remote().get()  # it has started
     ref = actor.hold_the_lock.remote(4)
-    while "does not answer" not in (text := crossfade.dump(io.StringIO())):  # it was asked before the call began
+
+    def is_told() -> bool:
+        text = crossfade.dump(io.StringIO())
+        return "does not answer" in text and "hold_the_lock" in text
+
+    while not is_told():  # it was asked before the call began; what asks also ends the call's sleep
         assert not crossfade.wait([ref], timeout=0)[0]
-    assert "hold_the_lock" in text
     ref.get()
     assert "first (pid" in crossfade.dump(io.StringIO())
 
