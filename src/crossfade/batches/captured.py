@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,13 +63,13 @@ def _own_casts() -> Iterator[None]:
         torch.set_autocast_cache_enabled(was_cached)
 
 
-class CapturedCall:
-    """One call without gradients, captured for arguments of one signature. It keeps no state.
+class _Captured:
+    """A call of a module, captured for arguments of one signature.
 
     Args:
         module: whose call it is.
         call: of the arguments; it has run before, so that nothing is made for the first time in the capture.
-        record: what captures.
+        record: what captures; by default CUDA graphs do.
     """
 
     def __init__(
@@ -82,9 +83,18 @@ class CapturedCall:
         self._held = Held(module)
         self._inputs, (own_args, own_kwargs) = _copies(args, kwargs)
         with _own_casts(), self._held.unchanged(self._inputs):
-            self._replay, output = (record or Graphs())(lambda: call(*own_args, **own_kwargs))
-        _check_leaves(output)
-        self._output = output
+            self._capture(module, partial(call, *own_args, **own_kwargs), record or Graphs())
+
+    def _capture(self, module: nn.Module, call: Callable[[], Any], record: Record) -> None:
+        raise NotImplementedError
+
+
+class CapturedCall(_Captured):
+    """One call without gradients. It keeps no state."""
+
+    def _capture(self, module: nn.Module, call: Callable[[], Any], record: Record) -> None:
+        self._replay, self._output = record(call)
+        _check_leaves(self._output)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._held.check()
@@ -93,26 +103,16 @@ class CapturedCall:
         return pytree.tree_map_only(Tensor, torch.clone, self._output)
 
 
-class CapturedStep:
+class CapturedStep(_Captured):
     """One call with gradients, and its backward. As `CapturedCall`, and:
 
     - the backward of a call comes before the next call, and once: what it needs of its forward is in the graphs' memory;
     - all outputs that are tensors count, and gradients of gradients are not to be had.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        call: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        record: Record | None = None,
-    ) -> None:
-        record = record or Graphs()
+    def _capture(self, module: nn.Module, call: Callable[[], Any], record: Record) -> None:
         self.number = 0  # of the last call; 0 where its backward has run
         self._num_calls = 0
-        self._held = Held(module)
-        self._inputs, (own_args, own_kwargs) = _copies(args, kwargs)
         self._parameters = list(module.parameters())
         # Leaves of their own: a parameter's own node of autograd may be of a step before, and of a stream that is not captured.
         leaves = {id(each): leaf_of(each) for each in self._parameters}
@@ -123,12 +123,10 @@ class CapturedStep:
         def backward(ends: Sequence[Tensor], gradients: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
             return torch.autograd.grad(ends, sources, gradients, allow_unused=True)
 
-        with _own_casts(), put_in(module, leaves), self._held.unchanged(self._inputs):
-            ends = _ends_of(
-                call(*own_args, **own_kwargs)
-            )  # libraries load what a backward needs, as they have for a forward
+        with put_in(module, leaves):
+            ends = _ends_of(call())  # libraries load what a backward needs, as they have for a forward
             backward(ends, [torch.ones_like(each) for each in ends])
-            self._forward, output = record(lambda: call(*own_args, **own_kwargs))
+            self._forward, output = record(call)
             _check_leaves(output)
             ends = _ends_of(output)
             if not set(sources_of(ends)) <= {id(each) for each in sources}:
@@ -210,7 +208,7 @@ def _copies(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], A
 
 
 def _check_leaves(value: Any) -> None:
-    """A graph has what is no tensor for good, so it must be something of which `kind_of` tells one from another."""
+    """A graph keeps what is no tensor as a constant, so it must be something of which `kind_of` tells one from another."""
     for leaf in pytree.tree_leaves(value):
         if not isinstance(leaf, Tensor) and type(leaf) not in PLAIN:
             raise BatchesError(

@@ -198,7 +198,7 @@ class Interleaved:
         if self._runner.captures and device == "cuda":
             why = why_not_captured(self.module, trains=torch.is_grad_enabled())
             if "cpu" in kinds:
-                why = "an argument is on the CPU, and a graph has its value for good"
+                why = "an argument is on the CPU: a graph would keep its value as a constant"
         captures = self._runner.captures and device == "cuda" and not why
         tuner = self._tuners[key] = self._runner.tuner(
             device, self._kind(args, kwargs), reason, in_one_stream=self._in_one_stream, captures=captures

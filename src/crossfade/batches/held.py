@@ -1,4 +1,4 @@
-"""What graphs of a module's calls have for good, and the module with leaves of autograd of a graph's own."""
+"""What graphs of a module's calls go on using, and the module with leaves of autograd of a graph's own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from crossfade.errors import BatchesError
 
 
 class Held:
-    """What a module's graphs have for good: its parameters and buffers, where they lie, and which of its modules train."""
+    """What a module's graphs go on using: its parameters and buffers, where they lie, and which of its modules train."""
 
     def __init__(self, module: nn.Module) -> None:
         self._modules = list(module.modules())
@@ -32,7 +32,7 @@ class Held:
         raise BatchesError(
             "a parameter or buffer is another one, lies elsewhere or needs a gradient now and did not (or the other way round), "
             "or a module inside was set to training or evaluation",
-            hint="a captured call has these for good: make a new handle after changing them",
+            hint="a captured call goes on using the old ones: make a new handle after changing them",
         )
 
     @contextmanager

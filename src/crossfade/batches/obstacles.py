@@ -33,7 +33,7 @@ def why_one_batch(module: nn.Module) -> str:
 def why_not_captured(module: nn.Module, *, trains: bool) -> str:
     """Why no graph can be made of a module's calls, on GPUs; nothing if one can, as far as it is known before."""
     if any(not each.is_cuda for own in (module.parameters(), module.buffers()) for each in own):
-        return "a parameter or buffer is not on the GPU, and a graph has its value for good"
+        return "a parameter or buffer is not on the GPU: a graph would keep its value as a constant"
     if not trains:
         return ""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
