@@ -143,7 +143,7 @@ def test_hooks_of_parameters_are_called_once_a_step() -> None:
 def test_gradients_of_gradients_are_refused() -> None:
     model = Model()
     out = captured(model)(inputs(1)[0], shift=inputs(1)[1], times=2)["out"]
-    (gradient,) = torch.autograd.grad(out.square().sum(), [model.scale], create_graph=True)
+    gradient: Any = torch.autograd.grad(out.square().sum(), [model.scale], create_graph=True)[0]
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
 
