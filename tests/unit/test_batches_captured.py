@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -73,6 +74,22 @@ def assert_same(ours: list[Any], wanted: list[Any]) -> None:
         assert (one is None) == (other is None)
         if one is not None:
             torch.testing.assert_close(one, other)
+
+
+def test_nothing_of_the_first_run_lives_when_the_capture_begins() -> None:
+    """A leaf's node of autograd lives with it, and keeps the stream on which it was made, which is not captured."""
+    model, found = Model(), list[ref[Tensor]]()
+    model.register_forward_hook(lambda _, __, outputs: found.append(ref(outputs["out"])))
+
+    def looked_at(work: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
+        assert found
+        assert all(output() is None for output in found), "the first run's graph of autograd is there yet"
+        replay, result = record(work)
+        found[:] = found[:1]
+        return replay, result
+
+    x, shift = inputs(0)
+    CapturedStep(model, model, (x,), {"shift": shift}, looked_at)
 
 
 def test_a_replay_gives_what_the_call_gives_for_other_inputs() -> None:

@@ -60,13 +60,14 @@ def peer_worlds(draw: st.DrawFn) -> PeerWorld:
         num_ranks,
         rounds,
         num_queues,
-        buffer_bytes=SLOT_ALIGNMENT * num_ranks * draw(st.integers(1, 2)),
+        buffer_bytes=SLOT_ALIGNMENT * num_ranks * draw(st.integers(1, 4)),
         num_lanes=num_lanes,
         num_user_streams=num_lanes,
         is_replayable=not is_eager or draw(st.booleans()),
         orders=orders,
         is_launched_elsewhere=draw(st.booleans()),
         is_staged=draw(st.booleans()),
+        cut_bytes=draw(st.sampled_from([0, 64])),
     )
 
 
@@ -252,6 +253,8 @@ def test_a_small_world_has_no_fault_in_any_order(collective: Collective, two_sho
     assert_sound_in_all_orders(PeerWorld([Call(collective)]), is_strict=False)
 
 
+SUMS = Collective.ALL_REDUCE, Collective.REDUCE_SCATTER
+
 LARGER = {
     "three calls": PeerWorld([GATHER, SUM, Call(Collective.ALL_REDUCE)]),
     "pieces": PeerWorld([Call(Collective.ALL_TO_ALL, 150)], buffer_bytes=512),
@@ -270,6 +273,17 @@ LARGER = {
     "three ranks": PeerWorld([Call(Collective.ALL_REDUCE, is_in_place=True)], num_ranks=3),
     "two lanes": PeerWorld(
         [Call(Collective.ALL_GATHER, lane=k, stream=k) for k in (0, 1)], num_lanes=2, num_user_streams=2
+    ),
+    "sums in pieces on two lanes each": PeerWorld(
+        [Call(each, 256, k, k, more_lanes=(k + 2,)) for k, each in enumerate(SUMS)],
+        num_queues=1,
+        buffer_bytes=1024,
+        num_lanes=4,
+        num_user_streams=2,
+        rounds=(Round.EAGER, Round.REPLAY, Round.REPLAY),
+        is_replayable=True,
+        is_staged=True,
+        cut_bytes=64,
     ),
     "put": PeerWorld([Call(Collective.ALL_TO_ALL, is_shared=True)] * 2),
     "replays": PeerWorld([GATHER], rounds=(Round.REPLAY,) * 3, is_replayable=True),

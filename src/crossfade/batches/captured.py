@@ -124,8 +124,7 @@ class CapturedStep(_Captured):
             return torch.autograd.grad(ends, sources, gradients, allow_unused=True)
 
         with put_in(module, leaves):
-            ends = _ends_of(call())  # libraries load what a backward needs, as they have for a forward
-            backward(ends, [torch.ones_like(each) for each in ends])
+            _warm_up(call, backward)
             self._forward, output = record(call)
             _check_leaves(output)
             ends = _ends_of(output)
@@ -168,6 +167,16 @@ class CapturedStep(_Captured):
         self._backward()
         found = iter(self._found)
         return [_copy(next(found)) if is_wanted else None for is_wanted in self._wanted]
+
+
+def _warm_up(call: Callable[[], Any], backward: Callable[[Sequence[Tensor], Sequence[Tensor]], object]) -> None:
+    """Libraries load what a backward needs, as they have for a forward.
+
+    Nothing of this graph of autograd's is left behind: a leaf goes on using the node that it has while one lives, whose stream is
+    the caller's. That stream would wait for the captured one, which ends the capture.
+    """
+    ends = _ends_of(call())
+    backward(ends, [torch.ones_like(each) for each in ends])
 
 
 def _ends_of(output: Any) -> list[Tensor]:

@@ -253,7 +253,7 @@ def _call(
     """Packs what is not contiguous, enqueues, unpacks."""
     if not lanes or len(set(lanes)) < len(lanes):
         raise ValueError(f"the lanes of {name} are {lanes}\nhint: give at least one, and each once")
-    chosen = [group.lane(lane) for lane in lanes]
+    chosen = [each for lane in lanes for each in group.lanes_of(lane)]
     stream, is_captured = group.current_stream(), group.is_capturing()
     for lane in chosen:
         lane.begin(stream, is_captured=is_captured)

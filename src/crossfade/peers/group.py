@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _MOST_BYTES = 1 << 48
+_NUM_EACH = 2
+"""Lanes that a lane of a staged group is in fact, with half a buffer each: pieces of sums go up on one while others come down."""
+_CUT_BYTES = 1 << 20
 
 
 def open_group(
@@ -96,11 +99,15 @@ def open_group(
             is_staged=is_staged,
         )
     number = count_off(group, where) if where.type in ("cpu", "cuda") else 0
+    options: dict[str, Any] = {"is_replayable": is_replayable}
+    if is_staged:
+        num_lanes, buffer_bytes = num_lanes * _NUM_EACH, buffer_bytes // _NUM_EACH
+        options["cut_bytes"] = _CUT_BYTES
     buffer_bytes = align(buffer_bytes, least_bytes)
     words, total_bytes = num_words(num_lanes, num_ranks), NUM_EPOCHS * num_lanes * buffer_bytes
     heap_bytes = align(heap_bytes, SLOT_ALIGNMENT)
     opened = _open_memory(group, where, words, total_bytes + heap_bytes, timeout_s, is_staged=is_staged)
-    lanes = [Lane(opened.memory, index, buffer_bytes, is_replayable=is_replayable) for index in range(num_lanes)]
+    lanes = [Lane(opened.memory, index, buffer_bytes, **options) for index in range(num_lanes)]
     return PeerGroup(opened, lanes, where.type, total_bytes, process_group=group, number=number, is_staged=is_staged)
 
 
@@ -131,6 +138,7 @@ class PeerGroup:
         device_type: ``"cuda"`` or ``"cpu"``.
         number: which of all that were opened of its process group it is; the same on all ranks.
         is_staged: whether its memory is the host's, for GPUs that do not reach each other.
+        num_lanes: how many collectives may be in flight at the same time.
         pids: the ranks' processes.
         key: what `crossfade.peers.groups.find_group` finds it by in this process, while it is open.
         belongings: what others keep with this rank's side of it, by names of theirs, until it is closed.
@@ -161,6 +169,7 @@ class PeerGroup:
         self.pids = opened.pids
         self.key = register(self)
         self._lanes = lanes
+        self.num_lanes = len(lanes) // (_NUM_EACH if is_staged else 1)
         self._heap_end = heap_begin
         self._tensor: Tensor | None = opened.tensor
         self._give_back = opened.close
@@ -234,22 +243,21 @@ class PeerGroup:
         """Where its tensors are."""
         return device_of(self.memory.driver.device)
 
-    @property
-    def num_lanes(self) -> int:
-        """How many collectives may be in flight at the same time."""
-        return len(self._lanes)
-
     def lane(self, index: int = 0) -> Lane:
         """One of the lanes. Each is used by one stream (or thread) at a time.
 
         Raises:
             ChannelClosed: the group is closed.
         """
+        return self.lanes_of(index)[0]
+
+    def lanes_of(self, index: int) -> list[Lane]:
+        """A lane and, in a staged group, those that its sums use besides."""
         if self._is_closed:
             raise ChannelClosed("the group is closed", hint="open a new one with open_group")
-        if not 0 <= index < len(self._lanes):
-            raise ValueError(f"there is no lane {index}\nhint: open_group(num_lanes=...) made {len(self._lanes)}")
-        return self._lanes[index]
+        if not 0 <= index < self.num_lanes:
+            raise ValueError(f"there is no lane {index}\nhint: open_group(num_lanes=...) made {self.num_lanes}")
+        return self._lanes[index :: self.num_lanes]
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """A tensor that all ranks can write, for ``out`` of `all_gather`, `all_to_all` and `all_reduce`.

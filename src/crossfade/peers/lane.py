@@ -18,6 +18,7 @@ from typing import NamedTuple
 from crossfade.device.copies import cut, enqueue, stagger
 from crossfade.device.signals import CLEAR, SET, Signal
 from crossfade.errors import ChannelBroken, DeviceError
+from crossfade.host.memory import align
 from crossfade.peers.memory import GroupMemory
 
 NUM_EPOCHS = 2
@@ -47,11 +48,21 @@ class Epoch(NamedTuple):
 
 class Lane:
     """One lane, as one rank has it. Its calls come in the same order on all ranks. All lanes of a group have the same
-    ``buffer_bytes``.
+    ``buffer_bytes`` and ``cut_bytes``: tensors of more are cut into pieces, which move one way while others move the other way. 0
+    for none but those that are longer than a buffer.
     """
 
-    def __init__(self, memory: GroupMemory, index: int, buffer_bytes: int, *, is_replayable: bool = False) -> None:
+    def __init__(
+        self,
+        memory: GroupMemory,
+        index: int,
+        buffer_bytes: int,
+        *,
+        is_replayable: bool = False,
+        cut_bytes: int = 0,
+    ) -> None:
         self.memory = memory
+        self._cut_bytes = cut_bytes
         # The other ranks, in the order in which this one serves them.
         self.order = stagger(memory.rank, memory.num_ranks)
         self.arrivals = self.order[::-1]  # in the order in which they come to serve this one
@@ -140,6 +151,13 @@ class Lane:
         epoch = self._epochs[self._num_exchanges % NUM_EPOCHS]
         self._num_exchanges += 1
         return epoch
+
+    def piece_bytes(self, size_bytes: int, num_pieces: int, most_bytes: int) -> int:
+        """The length of a piece: at most ``most_bytes``, and so many pieces where tensors are cut."""
+        if not self._cut_bytes:
+            return most_bytes
+        wanted = max(-(-size_bytes // num_pieces), self._cut_bytes)
+        return min(align(wanted, SLOT_ALIGNMENT * self.memory.num_ranks), most_bytes)
 
     def next_buffer(self) -> int:
         """This rank's buffer of the exchange that comes next, free to be written behind the waits of the one before (PR-1)."""

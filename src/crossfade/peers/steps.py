@@ -26,6 +26,9 @@ from crossfade.peers.exchange import Block, Fetch, barrier, fetch, offer, push
 from crossfade.peers.lane import Epoch, Lane
 from crossfade.peers.memory import Kind, Reduction
 
+NUM_MOVED = 4
+"""Pieces of what others fetch, on lanes where tensors are cut: all but the first are put into the buffer beside a fetch."""
+
 
 def pieces_of(size: int, limit: int) -> Iterator[tuple[int, int]]:
     """(begin, length) of each piece."""
@@ -65,7 +68,13 @@ def all_gather(lane: Lane, stream: int, target: int, source: int, size_bytes: in
     def fetches(begin: int, length: int) -> dict[int, Fetch]:
         return {p: Fetch(0, target + p * size_bytes + begin, length) for p in memory.peers}
 
-    _pull(lane, stream, list(pieces_of(size_bytes, lane.buffer_bytes)), stage, fetches, (target + own, source))
+    pieces = _moved(lane, size_bytes, lane.buffer_bytes)
+    _pull(lane, stream, pieces, stage, fetches, (target + own, source))
+
+
+def _moved(lane: Lane, size_bytes: int, most_bytes: int) -> list[tuple[int, int]]:
+    """The pieces of what others fetch."""
+    return list(pieces_of(size_bytes, lane.piece_bytes(size_bytes, NUM_MOVED, most_bytes)))
 
 
 def _pull(
@@ -135,7 +144,7 @@ def all_to_all(lane: Lane, stream: int, target: int, source: int, block_bytes: i
     def fetches(begin: int, length: int) -> dict[int, Fetch]:
         return {p: Fetch(slot, target + p * block_bytes + begin, length) for p in memory.peers}
 
-    pieces = list(pieces_of(block_bytes, lane.slot_bytes))
+    pieces = _moved(lane, block_bytes, lane.slot_bytes)
     _pull(lane, stream, pieces, stage, fetches, (target + own, source + own))
 
 
@@ -149,7 +158,7 @@ def broadcast(lane: Lane, stream: int, root: int, target: int, source: int, size
     def fetches(begin: int, length: int) -> dict[int, Fetch]:
         return {p: Fetch(0, target + begin, length if p == root else 0) for p in memory.peers}
 
-    pieces = list(pieces_of(size_bytes, lane.buffer_bytes))
+    pieces = _moved(lane, size_bytes, lane.buffer_bytes)
     if memory.rank == root:
         _pull(lane, stream, pieces, stage, fetches, (target, source))
     else:
@@ -191,7 +200,7 @@ def reduce_scatter(lanes: Sequence[Lane], stream: int, jobs: Sequence[Job]) -> N
     pieces = []
     for job in jobs:
         block_bytes = job.count * job.kind.size_bytes
-        for begin, length in pieces_of(job.count, lanes[0].slot_bytes // job.kind.size_bytes):
+        for begin, length in pieces_of(job.count, _share(lanes, jobs, job, lanes[0].slot_bytes)):
             at, size_bytes = begin * job.kind.size_bytes, length * job.kind.size_bytes
             blocks = {p: Block(job.source + p * block_bytes + at, size_bytes) for p in memory.peers}
             own = job.source + memory.rank * block_bytes + at
@@ -209,9 +218,15 @@ def all_reduce(lanes: Sequence[Lane], stream: int, jobs: Sequence[Job]) -> None:
             if job.count:
                 pieces.append(_Piece(blocks, job.source, job.target, job.count, job.kind))
             continue
-        for begin, length in pieces_of(job.count, lane.memory.num_ranks * (lane.slot_bytes // job.kind.size_bytes)):
+        for begin, length in pieces_of(job.count, _share(lanes, jobs, job, lane.memory.num_ranks * lane.slot_bytes)):
             pieces.append(_two_shots(lane, job, begin, length))
     _run(lanes, stream, pieces)
+
+
+def _share(lanes: Sequence[Lane], jobs: Sequence[Job], job: Job, most_bytes: int) -> int:
+    """Elements of a piece of a job. Where tensors are cut, each gets the lanes that are left to it."""
+    num_pieces = max(len(lanes) // len(jobs), 1)
+    return lanes[0].piece_bytes(job.count * job.kind.size_bytes, num_pieces, most_bytes) // job.kind.size_bytes
 
 
 def _two_shots(lane: Lane, job: Job, begin: int, length: int) -> _Piece:

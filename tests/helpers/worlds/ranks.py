@@ -165,6 +165,7 @@ class PeerWorld:
     is_launched_elsewhere: bool = False  # graphs are launched on another stream than the one they were captured on
     lane: Callable[..., Lane] = Lane  # the class, with or without a fault
     is_staged: bool = False  # sums are added up in a mirror of this rank's buffers
+    cut_bytes: int = 0  # of the lanes: tensors of more are cut into pieces
 
     def __call__(self, machine: Machine) -> Mapping[str, Program]:
         ranks = self.open(machine)
@@ -198,7 +199,7 @@ class PeerWorld:
         return NUM_EPOCHS * self.num_lanes * self.buffer_bytes + heap_bytes
 
     def _lane(self, home: GroupMemory, index: int) -> Lane:
-        options = {"is_replayable": self.is_replayable}
+        options = {"is_replayable": self.is_replayable, "cut_bytes": self.cut_bytes}
         return self.lane(home, index, self.buffer_bytes, **options)
 
     def _run(self, driver: FakeDriver, lanes: Sequence[Lane], shared: int) -> Program:
