@@ -5,7 +5,8 @@ processes of its own, which are ended at the case's time limit: what they have w
 models and shapes instead, in one pair of processes, and counts where the way that crossfade chose is within 2 % of the best one.
 ``python -m benchmarks.batches tell OUT`` makes the table again of what is in a folder. ``--quick`` is a trial of this program on a
 CPU. ``--profile`` writes, in place of the table, how long the host takes to launch a step of each side, and files with the calls
-that take its time. ``--no-peers`` has no peer access on any side: bytes go through the host's memory.
+that take its time. ``--no-peers`` has no peer access on any side: bytes go through the host's memory. ``--zeros`` has weights and
+inputs of zeros, which take less power: what is slower than in turns then is so by contention.
 
 Sides: the module as it is (``one batch``); two halves by hand, by NCCL and by copy engines; crossfade after its calibration, and
 made to take either way. A figure is the median over rounds of the slowest rank's time of a step, with the lowest and the highest.
@@ -29,7 +30,7 @@ import torch
 import torch.multiprocessing as mp
 
 from benchmarks.batches_models import CASES, QUICK, Case, random_cases
-from benchmarks.batches_sides import BUFFER_MB, MAX_CTAS, NO_PEERS, work
+from benchmarks.batches_sides import MAX_CTAS, NO_PEERS, ZEROS, work
 from benchmarks.common import Table, this_machine, today, write_report
 
 SIDES = [
@@ -221,16 +222,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small cases on a CPU")
     parser.add_argument("--profile", action="store_true", help="what the host does in a step of each side")
     parser.add_argument("--no-peers", action="store_true", help="without peer access")
-    parser.add_argument(
-        "--buffer-mb", type=int, default=0, help="of each buffer of copy engines; 0 for crossfade's size"
-    )
+    parser.add_argument("--zeros", action="store_true", help="weights and inputs are zeros, below the power limit")
     parser.add_argument("--report", action="store_true", help="write into benchmarks/reports too")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.no_peers:
         os.environ[NO_PEERS] = "1"
-    if options.buffer_mb:
-        os.environ[BUFFER_MB] = str(options.buffer_mb)
+    if options.zeros:
+        os.environ[ZEROS] = "1"
     device = "cpu" if options.quick or not torch.cuda.is_available() else "cuda"
     cases, said, end_s = QUICK if options.quick else CASES, list[str](), time.monotonic() + options.limit_s
     if options.cases:
@@ -247,11 +246,11 @@ def main() -> None:
             said.append(f"{run[0].name}: {failed}")
         shown = launches if options.profile else table
         print(shown(read(options.out)).markdown(), *said, sep="\n", flush=True)
-    flags = [f"--{name.replace('_', '-')}" for name in ("quick", "profile", "no_peers") if getattr(options, name)]
+    flags = [
+        f"--{name.replace('_', '-')}" for name in ("quick", "profile", "no_peers", "zeros") if getattr(options, name)
+    ]
     flags += [
-        f"--{name.replace('_', '-')} {value}"
-        for name in ("cases", "random", "buffer_mb")
-        if (value := getattr(options, name))
+        f"--{name.replace('_', '-')} {value}" for name in ("cases", "random") if (value := getattr(options, name))
     ]
     if options.random:
         said.append(num_right(read(options.out)))

@@ -29,8 +29,8 @@ from crossfade.peers.collectives import all_reduce, all_to_all
 
 NO_PEERS = "NCCL_P2P_DISABLE"
 """NCCL's own word for it, which the other sides heed as well."""
-BUFFER_MB = "CROSSFADE_BENCHMARK_BUFFER_MB"
-"""How large the buffers of copy engines are."""
+ZEROS = "CROSSFADE_BENCHMARK_ZEROS"
+"""Set where weights and inputs are zeros, which take less power."""
 MAX_CTAS = 8
 """Blocks of NCCL's kernels on the narrow side."""
 LIMIT = 0.03
@@ -58,8 +58,6 @@ def work(
     """
     if os.environ.get(NO_PEERS):
         vars(carriers)["can_reach"] = lambda: False
-    if size := _buffer_bytes():
-        vars(carriers)["open_group"] = partial(open_group, buffer_bytes=size)
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
     backend: dict[str, Any] = {"backend": "gloo"}
@@ -95,11 +93,6 @@ def work(
     dist.destroy_process_group()
 
 
-def _buffer_bytes() -> int:
-    """What is asked for; 0 where nothing is."""
-    return int(os.environ.get(BUFFER_MB, "0")) << 20
-
-
 class _Bench:
     """One case on one rank."""
 
@@ -113,6 +106,10 @@ class _Bench:
         torch.manual_seed(1000)  # tensor parallelism: the input is the same on all ranks
         dtype = next(self.model.parameters()).dtype
         self.x = torch.randn(case.shape, device=device, dtype=dtype)
+        if os.environ.get(ZEROS):
+            with torch.no_grad():
+                for each in (self.x, *self.model.parameters()):
+                    each.zero_()
         self.hand = Halves(self.model, device) if not (case.trains or case.is_random) else None
 
     def side(self, name: str) -> Side:
@@ -292,8 +289,6 @@ class Halves:
     def by_copies(self, x: Tensor) -> Tensor:
         if self._peers is None:
             options: dict[str, Any] = {"is_staged": True} if os.environ.get(NO_PEERS) else {}
-            if size := _buffer_bytes():
-                options["buffer_bytes"] = size
             self._peers = open_group(device=self._device, num_lanes=2, is_replayable=True, **options)
         return self._run(x, self._start_by_copies)
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import Work
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from crossfade.batches import interleave
-from crossfade.batches.calibration import Moves, Way
+from crossfade.batches import captured, interleave, interleaved, steps
+from crossfade.batches.calibration import MOST_STEPS, Moves, Way
 from crossfade.batches.captured import CapturedStep
 from crossfade.batches.tuner import Step
-from tests.helpers.batches_models import assert_near, random_model, same_input, train
+from tests.helpers.batches_models import assert_near, gradients, random_model, same_input, train
 from tests.helpers.batches_wrappers import GROUPS
 
 
@@ -64,3 +65,59 @@ def captured_steps(device: str) -> None:
             with torch.no_grad():
                 for each in model.parameters():
                     each.mul_(0.9)
+
+
+def whole_steps_on_cpu(device: str) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(steps, "can_capture", lambda _: True)
+        patched.setattr(steps, "why_not_captured", lambda *_, **__: "")
+        patched.setattr(captured, "Graphs", lambda: record)
+        whole_steps_captured(device, ("one batch", GROUPS, None))
+
+
+def whole_steps_captured(device: str, ways: Sequence[str | None]) -> None:
+    """Steps of two batches and their backward as graphs: gradients add up, weights of losses and parameters change, and a step of
+    other functions is not the graph's.
+    """
+    for way in ways:
+        model = random_model(7).to(device)
+
+        def loss_of(x: Tensor, own: Any = model) -> Tensor:
+            return own(x).square().mean()  # type: ignore[no-any-return]
+
+        steps_of = interleaved(way=way, capture=model)
+        kept = []  # results of steps before
+        for seed in range(MOST_STEPS + 4 if way is None else 6):
+            rows, weights = [same_input(4, seed).to(device), same_input(2, 50 + seed).to(device)], (seed + 1.0, 2.0)
+            whole = torch.stack([loss_of(each) for each in rows]) @ torch.tensor(weights, device=device).to(rows[0])
+            whole = whole / sum(weights)
+            torch.autograd.backward([whole])
+            wanted = gradients(model)
+            for _ in range(2):  # the second adds to what is there
+                kept.append(_step(steps_of, loss_of, rows, weights))
+                assert torch.allclose(kept[-1][-1], whole.detach()), (way, seed)
+            assert_near((whole, [each / 2 for each in gradients(model)]), (whole, wanted))
+            with torch.no_grad():
+                for each in model.parameters():
+                    each.mul_(0.97)
+        report = steps_of.report()
+        assert report.is_settled
+        if way is None:
+            assert any("captured" in name for name in report.measured_ms), report
+        else:
+            assert report.way == f"{way}, captured", report
+        x = same_input(4, 0).to(device)
+        *_, loss = _step(steps_of, lambda x, own=model: own(x).square().sum(), [x, x[:2]], (1.0, 1.0))
+        assert any("its functions are others" in note for note in steps_of.report().notes)
+        with torch.no_grad():
+            assert torch.allclose(loss, (model(x).square().sum() + model(x[:2]).square().sum()) / 2)
+
+
+def _step(
+    steps_of: Any, function: Callable[..., Tensor], rows: Sequence[Tensor], weights: Sequence[float]
+) -> list[Any]:
+    """Its parts, and its loss."""
+    with steps_of as run:
+        parts = [run(function, each, weight=weight) for each, weight in zip(rows, weights, strict=True)]
+        loss = run.backward()
+    return [*parts, loss]

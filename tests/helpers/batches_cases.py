@@ -19,7 +19,7 @@ from crossfade.batches.calibration import MOST_STEPS
 from crossfade.batches.carriers import ProcessGroups
 from crossfade.batches.parts import Run
 from crossfade.errors import BatchesError
-from tests.helpers.batches_captured import captured_steps
+from tests.helpers.batches_captured import captured_steps, whole_steps_on_cpu
 from tests.helpers.batches_later import LATER, WAITS
 from tests.helpers.batches_models import (
     NEAR,
@@ -362,6 +362,7 @@ def meet(device: str) -> None:
 
 CASES: dict[str, Case] = {
     "captured_steps": captured_steps,
+    "captured_whole_steps": whole_steps_on_cpu,
     "order": order,
     "inference": inference,
     "own_split_and_join": own_split_and_join,

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from crossfade.batches import carriers, interleave, interleaved
 from crossfade.batches.calibration import MOST_STEPS
 from crossfade.errors import BatchesError
+from tests.helpers.batches_captured import whole_steps_captured
 from tests.helpers.batches_cases import meet
 from tests.helpers.batches_models import NEAR, all_sum, assert_near, gradients, random_model, same_input, train
 from tests.helpers.batches_wrappers import GROUPS, Gathering, Tensors, quiet
@@ -225,6 +226,10 @@ def whole_steps(device: str) -> None:
     assert len(steps.report().measured_ms) == 3
 
 
+def captured_whole_steps(device: str) -> None:
+    whole_steps_captured(device, ("one batch", GROUPS, COPIES, None))
+
+
 class Syncing(nn.Module):
     """What a graph cannot hold: a value that the CPU waits for."""
 
@@ -257,6 +262,7 @@ CASES: dict[str, Case] = {
     "dtensor_parallel": dtensor_parallel,
     "random_numbers": random_numbers,
     "whole_steps": whole_steps,
+    "captured_whole_steps": captured_whole_steps,
     "what_cannot_be_captured": what_cannot_be_captured,
     "meet": meet,
 }

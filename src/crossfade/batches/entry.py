@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from crossfade.errors import MissingDependency
@@ -73,6 +73,7 @@ def interleaved(
     *,
     group: ProcessGroup | None = None,
     way: str | None = None,
+    capture: nn.Module | Sequence[nn.Module] = (),
     per_shape: bool = True,
     max_ctas: int | None = None,
     timeout_s: float = 60.0,
@@ -88,15 +89,24 @@ def interleaved(
 
     The arguments are those of `interleave`; ``"one batch"`` here means one batch after the other.
 
+    ``capture`` is the module, or the modules, of which the functions use parameters and buffers: CUDA graphs of the batches and of
+    their backward are measured too. The functions must be the same ones in each step, do the same work, and use no other tensors
+    than those and their arguments; each step has its backward before the next one.
+
     Raises:
         MissingDependency: torch or greenlet is not installed.
         ValueError: an argument makes no sense.
     """
     _require_torch()
+    from torch import nn
+
     from crossfade.batches.calibration import Moves
     from crossfade.batches.steps import InterleavedSteps
 
-    return InterleavedSteps(group, Moves.of(way), per_shape, max_ctas, timeout_s)
+    captured = [capture] if isinstance(capture, nn.Module) else list(capture)
+    if captured and not per_shape:
+        raise ValueError("capture and per_shape=False\nhint: a graph has fixed shapes: leave one of them out")
+    return InterleavedSteps(group, Moves.of(way), per_shape, max_ctas, timeout_s, captured)
 
 
 def yield_point() -> None:

@@ -14,13 +14,13 @@ from torch.utils import _pytree as pytree
 
 from crossfade.batches.agreement import Agreement, maximum
 from crossfade.batches.calibration import Moves, Way
-from crossfade.batches.captured import CapturedCall, CapturedStep
+from crossfade.batches.captured_ways import CapturedWays, can_capture
 from crossfade.batches.carriers import Carrier, CopyEngines, ProcessGroups, own_stream
 from crossfade.batches.fsdp import share_parameters
 from crossfade.batches.obstacles import why_not_captured, why_one_batch
 from crossfade.batches.parts import Run, current_part
 from crossfade.batches.report import BatchesReport
-from crossfade.batches.tensors import Call, kind_of, signature
+from crossfade.batches.tensors import Call, device_kinds, kind_of, modes, signature
 from crossfade.batches.tuner import Step, Tuner
 from crossfade.errors import BatchesError, CrossfadeError
 
@@ -137,7 +137,7 @@ class Interleaved:
         self._join = join
         self._per_shape = per_shape
         self._tuners: dict[tuple[object, ...], Tuner] = {}
-        self._captured: dict[tuple[object, ...], dict[Way, CapturedCall | CapturedStep]] = {}
+        self._captured: dict[tuple[object, ...], CapturedWays] = {}
         self._last: Tuner | None = None
         self._in_one_stream = share_parameters(module, runner.num_batches)
 
@@ -150,12 +150,13 @@ class Interleaved:
         if tuner.chosen == _WHOLE:
             return self.module(*args, **kwargs)
         step = tuner.begin()
-        if tuner.chosen is not None and key in self._captured:
-            self._forget_others(key, tuner.chosen)
         if step.way.is_captured:
-            output, run = self._replay(key, tuner, step, args, kwargs)
+            captured = self._captured.get(key) or self._captured.setdefault(key, CapturedWays(self.module, self._run))
+            output, run = captured(tuner, step, args, kwargs)
         else:
             output, run = self._run(step, args, kwargs)
+            if tuner.chosen is not None:
+                self._captured.pop(key, None)
         tuner.finish(step, output, run)
         return output
 
@@ -171,37 +172,26 @@ class Interleaved:
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[object, ...]:
         """Equal for calls of one kind."""
-        modes = self.module.training, *(ask() for ask in _MODES)
-        return (*modes, kind_of(args, kwargs, with_values=self._runner.captures)) if self._per_shape else modes
+        state = self.module.training, *(ask() for ask in _MODES)
+        return (*state, kind_of(args, kwargs, with_values=self._runner.captures)) if self._per_shape else state
 
     def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
         """The same in words, for the ranks to compare."""
-        modes = (
-            "training" if self.module.training else "evaluation",
-            "with gradients" if torch.is_grad_enabled() else "without gradients",
-            *(["in inference mode"] if torch.is_inference_mode_enabled() else []),
-            *(
-                f"autocast on {kind} to {torch.get_autocast_dtype(kind)}"
-                for kind in ("cpu", "cuda")
-                if torch.is_autocast_enabled(kind)
-            ),
-        )
+        said = modes(trains=self.module.training)
         kind = signature((args, kwargs), with_values=self._runner.captures)
-        return (*modes, *kind) if self._per_shape else modes
+        return (*said, *kind) if self._per_shape else said
 
     def _open(self, key: tuple[object, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tuner:
         reason = why_one_batch(self.module)
         if not reason and not self._split(args, kwargs, self._runner.num_batches):
             reason = f"a batch has fewer rows than {self._runner.num_batches}"
-        kinds = self._device_kinds(args, kwargs)
+        kinds = device_kinds((args, kwargs))
         device, why = "cuda" if "cuda" in kinds else "cpu", ""
-        if self._runner.captures and device == "cuda":
-            why = why_not_captured(self.module, trains=torch.is_grad_enabled())
-            if "cpu" in kinds:
-                why = "an argument is on the CPU: a graph would keep its value as a constant"
-        captures = self._runner.captures and device == "cuda" and not why
+        captures = self._runner.captures and can_capture(device)
+        if captures:
+            why = why_not_captured(self.module, kinds, trains=torch.is_grad_enabled())
         tuner = self._tuners[key] = self._runner.tuner(
-            device, self._kind(args, kwargs), reason, in_one_stream=self._in_one_stream, captures=captures
+            device, self._kind(args, kwargs), reason, in_one_stream=self._in_one_stream, captures=captures and not why
         )
         if why:
             tuner.notes.append(f"not captured: {why}")
@@ -211,12 +201,6 @@ class Interleaved:
         ):
             tuner.notes.append("dropout: interleaved batches have other masks than the whole batch")
         return tuner
-
-    def _device(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        return "cuda" if "cuda" in self._device_kinds(args, kwargs) else "cpu"
-
-    def _device_kinds(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
-        return {leaf.device.type for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
 
     def _run(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Run | None]:
         if step.way.moves is Moves.ONE:
@@ -228,41 +212,6 @@ class Interleaved:
                 hint="the other ranks split theirs: give more rows",
             )
         calls = [partial(self.module, *part.args, **part.kwargs) for part in parts]
-        outputs, run = self._runner.run(step, self._device(args, kwargs), calls, in_one_stream=self._in_one_stream)
+        device = "cuda" if "cuda" in device_kinds((args, kwargs)) else "cpu"
+        outputs, run = self._runner.run(step, device, calls, in_one_stream=self._in_one_stream)
         return self._join(outputs, [part.num_rows for part in parts]), run
-
-    def _replay(
-        self, key: tuple[object, ...], tuner: Tuner, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, Run | None]:
-        """By a graph, which is captured at the way's first step. A way that cannot be captured is given up by all ranks."""
-        graphs = self._captured.setdefault(key, {})
-        call, run = graphs.get(step.way), None
-        if call is None:
-            plain = Way(step.way.moves)
-            output, run = self._run(
-                Step(plain, is_checked=True), args, kwargs
-            )  # communicators and buffers are there then
-            why = ""
-            try:
-                call = self._capture(lambda *a, **k: self._run(Step(plain), a, k)[0], args, kwargs)
-            except Exception as error:
-                why = f"{type(error).__name__}: {error}".partition("\n")[0]
-            if tuner.gives_up(step, why) or call is None:
-                return output, run
-            graphs[step.way] = call
-            del output
-            tuner.restart(step)
-        return call(*args, **kwargs), run
-
-    def _forget_others(self, key: tuple[object, ...], chosen: Way) -> None:
-        """Gives the memory of graphs back that were only measured."""
-        graphs = self._captured.pop(key)
-        if chosen in graphs:
-            self._captured[key] = {chosen: graphs[chosen]}
-
-    def _capture(
-        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> CapturedCall | CapturedStep:
-        if torch.is_grad_enabled():
-            return CapturedStep(self.module, call, args, kwargs)
-        return CapturedCall(self.module, call, args, kwargs)

@@ -30,8 +30,13 @@ def why_one_batch(module: nn.Module) -> str:
     return ""
 
 
-def why_not_captured(module: nn.Module, *, trains: bool) -> str:
-    """Why no graph can be made of a module's calls, on GPUs; nothing if one can, as far as it is known before."""
+def why_not_captured(module: nn.Module, kinds: set[str], *, trains: bool) -> str:
+    """Why no graph can be made of a module's calls, on GPUs; nothing if one can, as far as it is known before.
+
+    ``kinds``: of devices, where the arguments are.
+    """
+    if "cpu" in kinds:
+        return "an argument is on the CPU: a graph would keep its value as a constant"
     if any(not each.is_cuda for own in (module.parameters(), module.buffers()) for each in own):
         return "a parameter or buffer is not on the GPU: a graph would keep its value as a constant"
     if not trains:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from crossfade.batches.calibration import Moves
+from crossfade.batches.captured_ways import CapturedWays, can_capture
 from crossfade.batches.handle import Runner
+from crossfade.batches.obstacles import why_not_captured
 from crossfade.batches.parts import Run
 from crossfade.batches.report import BatchesReport
-from crossfade.batches.tensors import signature
+from crossfade.batches.tensors import device_kinds, modes, signature
 from crossfade.batches.tuner import Step, Tuner
 from crossfade.errors import BatchesError
 
@@ -32,10 +34,12 @@ class StepPart:
         weight: of its loss.
     """
 
-    def __init__(self, call: Callable[[], Any], weight: float, key: tuple[str, ...]) -> None:
-        self.call = call
+    def __init__(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], weight: float
+    ) -> None:
+        self.function = function
+        self.arguments = args, kwargs
         self.weight = weight
-        self.key = key
         self._result: list[Any] = []
 
     @property
@@ -58,29 +62,35 @@ class InterleavedSteps:
     """What `crossfade.interleaved` gives. Entered once a step; called with a function and its arguments, once a batch."""
 
     def __init__(
-        self, group: ProcessGroup | None, fixed: Moves | None, per_shape: bool, max_ctas: int | None, timeout_s: float
+        self,
+        group: ProcessGroup | None,
+        fixed: Moves | None,
+        per_shape: bool,
+        max_ctas: int | None,
+        timeout_s: float,
+        captured: Sequence[nn.Module],
     ) -> None:
+        self._module = nn.ModuleList(captured) if captured else None
         self._make_runner = partial(
-            Runner, group=group, fixed=fixed, capture=False, max_ctas=max_ctas, timeout_s=timeout_s
+            Runner, group=group, fixed=fixed, capture=bool(captured), max_ctas=max_ctas, timeout_s=timeout_s
         )
         self._runners: dict[int, Runner] = {}
         self._per_shape = per_shape
         self._tuners: dict[tuple[str, ...], Tuner] = {}
+        self._captured: dict[tuple[str, ...], CapturedWays] = {}
+        self._functions: dict[tuple[str, ...], list[Callable[..., Any]]] = {}  # those of a kind's first step
         self._last: Tuner | None = None
         self._parts: list[StepPart] = []
-        self._on_gpu = False
         self._step: Step | None = None
         self._run: Run | None = None
 
     def __enter__(self) -> Self:
-        self._parts, self._step, self._run, self._on_gpu = [], None, None, False
+        self._parts, self._step, self._run = [], None, None
         return self
 
     def __call__(self, function: Callable[..., Any], *args: Any, weight: float = 1.0, **kwargs: Any) -> StepPart:
         """Adds a batch. ``weight``: of its loss in the mean that `backward` takes; rows, or tokens."""
-        part = StepPart(partial(function, *args, **kwargs), weight, signature((args, kwargs)))
-        on_gpu = any(isinstance(each, torch.Tensor) and each.is_cuda for each in pytree.tree_leaves((args, kwargs)))
-        self._on_gpu = self._on_gpu or on_gpu
+        part = StepPart(function, args, kwargs, weight)
         self._parts.append(part)
         return part
 
@@ -120,29 +130,65 @@ class InterleavedSteps:
     def _finish_forward(self) -> list[Any]:
         """Runs the batches, if they have not run."""
         if self._step is None:
-            runner, tuner = self._open()
+            key, tuner = self._open()
             step = self._step = tuner.begin()
-            calls = [part.call for part in self._parts]
-            if step.way.moves is Moves.ONE:
-                results = [call() for call in calls]
+            arguments = tuple(part.arguments for part in self._parts)
+            if step.way.is_captured:
+                results, self._run = self._captured[key](tuner, step, arguments, {})
             else:
-                device = "cuda" if self._on_gpu else "cpu"
-                results, self._run = runner.run(step, device, calls, in_one_stream=False)
-                if self._run.has_batch_norm and _BATCH_NORM not in tuner.notes:
-                    tuner.notes.append(_BATCH_NORM)
+                results, self._run = self._go(step, arguments, {})
+                if tuner.chosen is not None:
+                    self._captured.pop(key, None)
+            if self._run is not None and self._run.has_batch_norm and _BATCH_NORM not in tuner.notes:
+                tuner.notes.append(_BATCH_NORM)
             for part, result in zip(self._parts, results, strict=True):
                 part.end(result)
         return [part.result for part in self._parts]
 
-    def _open(self) -> tuple[Runner, Tuner]:
-        number = len(self._parts)
+    def _go(self, step: Step, arguments: tuple[Any, ...], _: dict[str, Any]) -> tuple[list[Any], Run | None]:
+        """Runs the batches' functions, eagerly."""
+        calls = [
+            partial(part.function, *args, **kwargs) for part, (args, kwargs) in zip(self._parts, arguments, strict=True)
+        ]
+        if step.way.moves is Moves.ONE:
+            return [call() for call in calls], None
+        return self._runners[len(calls)].run(step, self._device(), calls, in_one_stream=False)
+
+    def _device(self) -> str:
+        return "cuda" if "cuda" in device_kinds([part.arguments for part in self._parts]) else "cpu"
+
+    def _open(self) -> tuple[tuple[str, ...], Tuner]:
+        number, captures = len(self._parts), self._module is not None and can_capture(self._device())
         runner = self._runners.get(number) or self._runners.setdefault(number, self._make_runner(number))
-        shapes = tuple(name for part in self._parts for name in part.key) if self._per_shape else ()
-        key = (f"{number} batches", *shapes)
+        kinds = [signature(part.arguments, with_values=captures) for part in self._parts] if self._per_shape else []
+        key = (f"{number} batches", *(name for kind in kinds for name in kind))
+        why = ""
+        if captures:
+            assert self._module is not None, "it is captured"
+            key = (*key, *modes(trains=any(each.training for each in self._module)))
+            functions = [part.function for part in self._parts]
+            if self._functions.setdefault(key, functions) != functions:
+                key, why = (
+                    (*key, "other functions"),
+                    "its functions are others than those of the first step of its kind",
+                )
         tuner = self._tuners.get(key)
         if tuner is None:
+            why = why or (self._why_not_captured() if captures else "")
+            captures = captures and not why
             reason = "" if number > 1 else "there is one batch only"
-            device = "cuda" if self._on_gpu else "cpu"
-            tuner = self._tuners[key] = runner.tuner(device, key, reason, in_one_stream=False, captures=False)
+            tuner = self._tuners[key] = runner.tuner(
+                self._device(), key, reason, in_one_stream=False, captures=captures
+            )
+            if why:
+                tuner.notes.append(f"not captured: {why}")
+            if captures:
+                assert self._module is not None, "it is captured"
+                self._captured[key] = CapturedWays(self._module, self._go)
         self._last = tuner
-        return runner, tuner
+        return key, tuner
+
+    def _why_not_captured(self) -> str:
+        assert self._module is not None, "it is captured"
+        kinds = device_kinds([part.arguments for part in self._parts])
+        return why_not_captured(self._module, kinds, trains=torch.is_grad_enabled())

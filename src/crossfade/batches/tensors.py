@@ -111,6 +111,25 @@ def signature(value: Any, *, with_values: bool = False) -> tuple[str, ...]:
     return (*(_signature(leaf, with_values) for leaf in leaves), "" if spec.is_leaf() else str(spec))
 
 
+def modes(*, trains: bool) -> tuple[str, ...]:
+    """What of torch's state makes another kind of call, in words. ``trains``: whether the module is in training."""
+    return (
+        "training" if trains else "evaluation",
+        "with gradients" if torch.is_grad_enabled() else "without gradients",
+        *(["in inference mode"] if torch.is_inference_mode_enabled() else []),
+        *(
+            f"autocast on {kind} to {torch.get_autocast_dtype(kind)}"
+            for kind in ("cpu", "cuda")
+            if torch.is_autocast_enabled(kind)
+        ),
+    )
+
+
+def device_kinds(value: Any) -> set[str]:
+    """Where the tensors of a value are: ``"cpu"``, ``"cuda"``."""
+    return {leaf.device.type for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)}
+
+
 def _signature(leaf: Any, with_values: bool) -> str:
     if isinstance(leaf, torch.Tensor):
         grad = " with gradient" if leaf.requires_grad else ""

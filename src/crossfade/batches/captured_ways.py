@@ -1,0 +1,72 @@
+"""The graphs of one kind of call, one a way: captured at the way's first step, and given up by all ranks if one fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from crossfade.batches.calibration import Way
+from crossfade.batches.captured import CapturedCall, CapturedStep
+from crossfade.batches.tuner import Step, Tuner
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from crossfade.batches.parts import Run
+
+RunEager = Callable[[Step, tuple[Any, ...], dict[str, Any]], "tuple[Any, Run | None]"]
+"""Runs a call of these arguments as a step says; gives its output, and what was interleaved."""
+
+
+def can_capture(device: str) -> bool:
+    """Whether there are graphs of what a kind of device does."""
+    return device == "cuda"
+
+
+class CapturedWays:
+    """See the module's text.
+
+    Args:
+        module: has all parameters and buffers that the calls use.
+        run: what is captured.
+    """
+
+    def __init__(self, module: nn.Module, run: RunEager) -> None:
+        self._module = module
+        self._run = run
+        self._graphs: dict[Way, CapturedCall | CapturedStep] = {}
+
+    def __call__(
+        self, tuner: Tuner, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Run | None]:
+        """A step by a graph."""
+        self._forget_others(tuner.chosen)
+        graph, run = self._graphs.get(step.way), None
+        if graph is None:
+            plain = Way(step.way.moves)
+            # Communicators and buffers are there then.
+            output, run = self._run(Step(plain, is_checked=True), args, kwargs)
+            why = ""
+            try:
+                graph = self._capture(lambda *a, **k: self._run(Step(plain), a, k)[0], args, kwargs)
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}".partition("\n")[0]
+            if tuner.gives_up(step, why) or graph is None:
+                return output, run
+            self._graphs[step.way] = graph
+            del output
+            tuner.restart(step)
+        return graph(*args, **kwargs), run
+
+    def _forget_others(self, chosen: Way | None) -> None:
+        """Gives the memory of graphs back that were only measured."""
+        if chosen is not None and len(self._graphs) > 1:
+            self._graphs = {way: graph for way, graph in self._graphs.items() if way == chosen}
+
+    def _capture(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> CapturedCall | CapturedStep:
+        kind = CapturedStep if torch.is_grad_enabled() else CapturedCall
+        return kind(self._module, call, args, kwargs)
