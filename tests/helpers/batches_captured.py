@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -111,6 +113,12 @@ def whole_steps_captured(device: str, ways: Sequence[str | None]) -> None:
         assert any("its functions are others" in note for note in steps_of.report().notes)
         with torch.no_grad():
             assert torch.allclose(loss, (model(x).square().sum() + model(x[:2]).square().sum()) / 2)
+        graphs = [ref(graph) for each in steps_of._captured.values() for graph in each._graphs.values()]
+        assert graphs or way is None
+        gc.disable()  # NCCL's communicators would wait for graphs that a cycle of references keeps
+        del steps_of
+        gc.enable()
+        assert all(graph() is None for graph in graphs)
 
 
 def _step(

@@ -158,10 +158,7 @@ class CapturedStep(_Captured):
     def backward(self, number: int, gradients: Sequence[Tensor]) -> list[Tensor | None]:
         """Copies of the gradients of tensors and parameters, for those of all outputs that are tensors."""
         if number != self.number:
-            raise BatchesError(
-                "the backward of a captured call comes too late, or again",
-                hint="call backward once before the next call, or interleave(..., capture=False)",
-            )
+            raise _too_late()
         self.number = 0
         _fill(self._gradients, [each for each, needs in zip(gradients, self.needs_gradient, strict=True) if needs])
         self._backward()
@@ -177,6 +174,14 @@ def _warm_up(call: Callable[[], Any], backward: Callable[[Sequence[Tensor], Sequ
     """
     ends = _ends_of(call())
     backward(ends, [torch.ones_like(each) for each in ends])
+
+
+def _too_late() -> BatchesError:
+    """What a backward raises that has no graph."""
+    return BatchesError(
+        "the backward of a captured call comes too late, or again",
+        hint="call backward once before the next call, or do without capture",
+    )
 
 
 def _ends_of(output: Any) -> list[Tensor]:
@@ -202,7 +207,10 @@ class _Replayed(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, None, *ctx.step.backward(ctx.number, gradients))
+        step, ctx.step = ctx.step, None  # an output that is kept does not keep the graphs
+        if step is None:
+            raise _too_late()
+        return (None, None, *step.backward(ctx.number, gradients))
 
 
 def _copies(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:

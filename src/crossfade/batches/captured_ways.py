@@ -30,27 +30,27 @@ class CapturedWays:
 
     Args:
         module: has all parameters and buffers that the calls use.
-        run: what is captured.
     """
 
-    def __init__(self, module: nn.Module, run: RunEager) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._run = run
         self._graphs: dict[Way, CapturedCall | CapturedStep] = {}
 
     def __call__(
-        self, tuner: Tuner, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, tuner: Tuner, step: Step, run_eager: RunEager, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Run | None]:
-        """A step by a graph."""
+        """A step by a graph. ``run_eager``, what is captured, is not kept: the owner of this is behind it, and a graph must go with
+        its owner's last reference. NCCL's communicators wait at their end until no graph has collectives of theirs.
+        """
         self._forget_others(tuner.chosen)
         graph, run = self._graphs.get(step.way), None
         if graph is None:
             plain = Way(step.way.moves)
             # Communicators and buffers are there then.
-            output, run = self._run(Step(plain, is_checked=True), args, kwargs)
+            output, run = run_eager(Step(plain, is_checked=True), args, kwargs)
             why = ""
             try:
-                graph = self._capture(lambda *a, **k: self._run(Step(plain), a, k)[0], args, kwargs)
+                graph = self._capture(lambda *a, **k: run_eager(Step(plain), a, k)[0], args, kwargs)
             except Exception as error:
                 why = f"{type(error).__name__}: {error}".partition("\n")[0]
             if tuner.gives_up(step, why) or graph is None:

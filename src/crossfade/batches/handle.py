@@ -151,8 +151,8 @@ class Interleaved:
             return self.module(*args, **kwargs)
         step = tuner.begin()
         if step.way.is_captured:
-            captured = self._captured.get(key) or self._captured.setdefault(key, CapturedWays(self.module, self._run))
-            output, run = captured(tuner, step, args, kwargs)
+            captured = self._captured.get(key) or self._captured.setdefault(key, CapturedWays(self.module))
+            output, run = captured(tuner, step, self._run, args, kwargs)
         else:
             output, run = self._run(step, args, kwargs)
             if tuner.chosen is not None:

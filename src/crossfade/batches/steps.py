@@ -134,7 +134,7 @@ class InterleavedSteps:
             step = self._step = tuner.begin()
             arguments = tuple(part.arguments for part in self._parts)
             if step.way.is_captured:
-                results, self._run = self._captured[key](tuner, step, arguments, {})
+                results, self._run = self._captured[key](tuner, step, self._go, arguments, {})
             else:
                 results, self._run = self._go(step, arguments, {})
                 if tuner.chosen is not None:
@@ -184,7 +184,7 @@ class InterleavedSteps:
                 tuner.notes.append(f"not captured: {why}")
             if captures:
                 assert self._module is not None, "it is captured"
-                self._captured[key] = CapturedWays(self._module, self._go)
+                self._captured[key] = CapturedWays(self._module)
         self._last = tuner
         return key, tuner
 
