@@ -165,7 +165,7 @@ def killed(
     candidate, reduce-scatters of products.
     """
     join_gpus(rank, num_ranks, store)
-    _use_once(num_ranks, candidate)
+    _use_once(num_ranks, candidate, is_staged=is_staged)
     free_before = torch.cuda.mem_get_info()[0]
     group = open_group(buffer_bytes=256 << 20, is_staged=is_staged)
     enqueue = _large(group, candidate)
@@ -202,9 +202,9 @@ def _large(group: PeerGroup, candidate: str | None) -> Callable[[], object]:
     return partial(matmul_reduce_scatter, a, b, group, out=out, candidate=candidate)
 
 
-def _use_once(num_ranks: int, candidate: str | None) -> None:
+def _use_once(num_ranks: int, candidate: str | None, *, is_staged: bool) -> None:
     """What is loaded and taken once a process is no loss."""
-    group = open_group(buffer_bytes=256 << 20 if candidate else 1 << 20)
+    group = open_group(buffer_bytes=1 << 20 if candidate is None and not is_staged else 256 << 20, is_staged=is_staged)
     if candidate:
         _large(group, candidate)()
     out = collectives.all_reduce(torch.ones(1 << 20, device="cuda"), group)
