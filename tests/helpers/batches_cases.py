@@ -40,6 +40,7 @@ from tests.helpers.batches_wrappers import (
     dtensor_parallel,
     fsdp1_falls_back,
     fsdp2,
+    fused_products,
     quiet,
     two_backward_calls_under_ddp,
     whole_steps,
@@ -361,6 +362,7 @@ def meet(device: str) -> None:
 
 
 CASES: dict[str, Case] = {
+    "fused_products": fused_products,
     "captured_steps": captured_steps,
     "captured_whole_steps": whole_steps_on_cpu,
     "order": order,

@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from crossfade import ops
 from crossfade.batches import interleave, interleaved
 from crossfade.batches.calibration import MOST_STEPS
 from crossfade.batches.carriers import ProcessGroups
@@ -209,3 +210,32 @@ def dtensor_parallel(device: str) -> None:
             assert_near(train(handle, model, x), train(plain, plain, x))
         counts = handle.report().counts
         assert sum(counts.stops) >= 4, handle.report()
+
+
+class Fused(nn.Module):
+    """Products with their collectives, by `crossfade.ops`: by copies, or by torch.distributed's."""
+
+    def __init__(self, candidate: str) -> None:
+        super().__init__()
+        self.candidate = candidate
+        torch.manual_seed(dist.get_rank())
+        self.weights = nn.ParameterList([torch.randn(WIDTH, WIDTH, dtype=torch.float64) for _ in range(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for into, out_of in zip(self.weights[::2], self.weights[1::2], strict=True):
+            x = torch.tanh(ops.matmul_all_reduce(torch.tanh(x @ into), out_of, candidate=self.candidate))
+        return x
+
+
+def fused_products(device: str) -> None:
+    """Parts change behind each, also where a gradient is wanted; in a backward they do not."""
+    x = same_input(8)
+    for candidate in ("rounds", "plain"):
+        model = Fused(candidate)
+        handle = interleave(model, way=GROUPS)
+        for _ in range(3):
+            assert_near(train(handle, model, x), train(model, model, x))
+        with torch.no_grad():
+            assert torch.allclose(handle(x), model(x))
+        counts = handle.report().counts
+        assert counts.collectives == counts.stops == (2, 2), (candidate, counts)

@@ -3,12 +3,14 @@
 Module functions, function modes and dispatch modes each miss some: names that a library imported, what DTensor sends inside an
 operator. All come through the two places here. Methods are replaced on the class ``ProcessGroup``, functional collectives in
 the namespaces of ``torch.ops``; so are the ``wait`` of works, for collectives that the module itself waits for, the ``forward`` of
-modules that need a look (DDP, batch norms), and the calls of operators, which are counted. The replacements are in place while
-something is interleaved and at no other time, and ask first whether this is a part's call.
+modules that need a look (DDP, batch norms), what calls the operators of `crossfade.ops`, and the calls of torch's operators, which
+are counted. The replacements are in place while something is interleaved and at no other time, and ask first whether this is a
+part's call.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from threading import RLock
@@ -67,6 +69,8 @@ class Part(Protocol):
 
     def on_module(self, module: torch.nn.Module, output: Any) -> None: ...
 
+    def on_operator(self, operator: Callable[[], Any]) -> Any: ...
+
 
 Find = Callable[[], Part | None]
 
@@ -112,6 +116,9 @@ class _Installed:
             self._replace(work, "wait", vars(work)["wait"], _wait, find)
         for module in _MODULES:
             self._replace(module, "forward", vars(module)["forward"], _forward, find)
+        fused = sys.modules.get("crossfade.ops.operators")
+        if fused is not None:
+            self._replace(fused, "around", vars(fused)["around"], _fused, find)
 
     def _replace(self, owner: Any, name: str, original: Any, make: Callable[[Any, Find], Any], find: Find) -> None:
         known, replacement = self._made.get((owner, name), (None, None))
@@ -166,6 +173,14 @@ def _operator(original: Callable[..., Any], find: Find) -> Callable[..., Any]:
             part.num_operators -= 1
 
     return call
+
+
+def _fused(_: Any, find: Find) -> Callable[..., Any]:
+    def around(operator: Callable[[], Any]) -> Any:
+        part = find()
+        return operator() if part is None else part.on_operator(operator)
+
+    return around
 
 
 def _forward(original: Callable[..., Any], find: Find) -> Callable[..., Any]:

@@ -206,6 +206,14 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
             self._before("yield_point", (), None)
             self._stop()
 
+    def on_operator(self, operator: Callable[[], Any]) -> Any:
+        """An operator that has a collective of its own, by whatever moves it: others may run when it has started."""
+        before = self.num_collectives
+        result = operator()
+        if self.num_collectives == before:  # torch.distributed's collectives are stopped at by themselves
+            self.on_yield_point()
+        return result
+
     # turns
 
     def _before(self, name: str, args: tuple[Any, ...], group: Any) -> Mark | None:

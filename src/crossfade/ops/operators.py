@@ -39,7 +39,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from crossfade.ops import forward, references
 from crossfade.ops.calls.job import Operator, Shape
@@ -56,6 +57,30 @@ if TYPE_CHECKING:
     from crossfade.peers.groups import GroupLike
 
 
+_P = ParamSpec("_P")
+
+
+def _alone(operator: Callable[[], Tensor]) -> Tensor:
+    return operator()
+
+
+around = _alone
+"""Calls an operator, where interleaved batches put it (`crossfade.batches.interception`): they change behind it."""
+
+
+def _stops(operator: Callable[_P, Tensor]) -> Callable[_P, Tensor]:
+    """A collective has started behind it."""
+
+    @wraps(operator)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> Tensor:
+        if is_traced() or around is _alone:  # in this order: what is traced does not depend on the other
+            return operator(*args, **kwargs)
+        return around(partial(operator, *args, **kwargs))
+
+    return call
+
+
+@_stops
 def matmul_reduce_scatter(
     a: Tensor,
     b: Tensor,
@@ -101,6 +126,7 @@ def matmul_reduce_scatter(
     return forward.reduce_scatter(a, b, group, bias=bias, out=out, lane=lane, candidate=candidate, meanwhile=meanwhile)
 
 
+@_stops
 def matmul_all_reduce(
     a: Tensor,
     b: Tensor,
@@ -136,6 +162,7 @@ def matmul_all_reduce(
     return forward.all_reduce(a, b, group, bias=bias, out=out, lane=lane, candidate=candidate, meanwhile=meanwhile)
 
 
+@_stops
 def all_gather_matmul(
     a: Tensor,
     b: Tensor,
@@ -179,6 +206,7 @@ def all_gather_matmul(
     return forward.all_gather(a, b, group, bias=bias, out=out, gathered=gathered, lane=lane, candidate=candidate)
 
 
+@_stops
 def matmul_all_to_all(
     a: Tensor,
     b: Tensor,
