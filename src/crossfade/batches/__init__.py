@@ -3,7 +3,8 @@
 `interleave` wraps a module, `interleaved` a training step, and `yield_point` marks a place at which the other batch may run:
 `entry`. From there down: `handle` and `steps` are what the user holds; `tuner` runs each way, `calibration` and `report` decide
 and tell; `parts` runs the batches as coroutines, which `interception` makes stop at collectives; `carriers` moves their bytes, by
-process groups or by what `equivalents` finds in `crossfade.peers`; `thread_state` keeps apart what torch keeps per thread;
+process groups or by what `equivalents` finds in `crossfade.peers`; `captured_ways` and `captured` make CUDA graphs, of a module
+that `held` looks after; `thread_state` keeps apart what torch keeps per thread;
 `obstacles`, `ddp`, `fsdp`, `agreement` and `following` are for what must not be interleaved, or not silently.
 
 Importing this room imports neither torch nor greenlet: the names are imported when they are first used.
