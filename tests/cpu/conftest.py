@@ -58,7 +58,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def group(world: None) -> Iterator[Any]:
     """A group of crossfade's in that one."""
-    from crossfade.peers.group import open_group
+    from crossfade.peers.opening import open_group
 
     group = open_group(device="cpu", buffer_bytes=4096)
     yield group

@@ -12,9 +12,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="operators take torch tensors")
 
 from crossfade.ops.gradients import compiled  # noqa: E402
-from crossfade.peers.group import PeerGroup, open_group  # noqa: E402
+from crossfade.peers.group import PeerGroup  # noqa: E402
 from crossfade.peers.groups import find_group  # noqa: E402
 from crossfade.peers.keys import GroupKey  # noqa: E402
+from crossfade.peers.opening import open_group  # noqa: E402
 from tests.helpers.ops_compile_cases import CASES, SIZES, hold  # noqa: E402
 from tests.helpers.ops_gradients import OPERATORS, inputs_for  # noqa: E402
 from tests.helpers.ranks import suite  # noqa: E402

@@ -19,7 +19,8 @@ from crossfade.ops.calls.job import Job, Operator, Shape
 from crossfade.ops.choice.candidate import Candidate, candidates_for
 from crossfade.ops.choice.figures import H200
 from crossfade.ops.choice.model import Model
-from crossfade.peers.group import PeerGroup, open_group
+from crossfade.peers.group import PeerGroup
+from crossfade.peers.opening import open_group
 
 RS, AG = Operator.REDUCE_SCATTER, Operator.ALL_GATHER
 

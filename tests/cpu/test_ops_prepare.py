@@ -13,7 +13,7 @@ from crossfade.ops.calls.job import (  # noqa: E402
 )
 from crossfade.ops.choice.candidate import Candidate  # noqa: E402
 from crossfade.ops.tuning import TunableOperator  # noqa: E402
-from crossfade.peers.group import open_group  # noqa: E402
+from crossfade.peers.opening import open_group  # noqa: E402
 from tests.helpers.ops_prepare_cases import CASES  # noqa: E402
 from tests.helpers.ranks import suite  # noqa: E402
 

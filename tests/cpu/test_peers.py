@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch", reason="peers are ranks of a torch.distribu
 
 from crossfade.errors import ChannelClosed, DeviceError  # noqa: E402
 from crossfade.peers.collectives import all_gather, all_reduce, all_to_all, reduce_scatter  # noqa: E402
-from crossfade.peers.group import PeerGroup, open_group  # noqa: E402
+from crossfade.peers.group import PeerGroup  # noqa: E402
+from crossfade.peers.opening import open_group  # noqa: E402
 from tests.helpers.peer_cases import CASES, FUNCTIONS, check  # noqa: E402
 from tests.helpers.peer_kills import kill_many  # noqa: E402
 from tests.helpers.peer_staged_cases import CASES as STAGED  # noqa: E402

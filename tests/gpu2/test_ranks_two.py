@@ -17,7 +17,7 @@ from crossfade.ops.calls.job import Operator, Shape
 from crossfade.ops.choice.cache import Cache
 from crossfade.ops.choice.candidate import PLAIN, Candidate, candidates_for
 from crossfade.ops.tuning import open_tuner
-from crossfade.peers.group import open_group
+from crossfade.peers.opening import open_group
 from tests.helpers import ops_compile_cases, ops_gradient_cases, ops_modules, ops_prepare_cases
 from tests.helpers.device_pair import Peer, run_workers
 from tests.helpers.ops_cases import GPU_CASES

@@ -17,7 +17,8 @@ from crossfade.device.capture import capture
 from crossfade.ops.calls.job import Operator
 from crossfade.ops.choice.candidate import Candidate
 from crossfade.ops.operators import OPERATORS
-from crossfade.peers.group import PeerGroup, open_group
+from crossfade.peers.group import PeerGroup
+from crossfade.peers.opening import open_group
 
 FUNCTIONS: dict[Operator, Callable[..., torch.Tensor]] = {name: spec.function for name, spec in OPERATORS.items()}
 REFERENCES: dict[Operator, Callable[..., torch.Tensor]] = {name: spec.reference for name, spec in OPERATORS.items()}

@@ -24,7 +24,8 @@ from crossfade.peers.collectives import (
     reduce_scatter,
     reduce_scatter_coalesced,
 )
-from crossfade.peers.group import PeerGroup, open_group
+from crossfade.peers.group import PeerGroup
+from crossfade.peers.opening import open_group
 from tests.helpers.footprint import footprint, held_more, names_left, shared_names
 
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {

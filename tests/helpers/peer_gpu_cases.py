@@ -14,7 +14,8 @@ import torch.distributed as dist
 from crossfade.errors import ChannelBroken
 from crossfade.ops import matmul_reduce_scatter
 from crossfade.peers import collectives
-from crossfade.peers.group import PeerGroup, open_group
+from crossfade.peers.group import PeerGroup
+from crossfade.peers.opening import open_group
 from tests.helpers.device_pair import Peer, die, run_workers
 from tests.helpers.ranks import join_gpus
 

@@ -27,7 +27,8 @@ import torch.distributed as dist
 from crossfade.errors import ChannelBroken
 from crossfade.p2p import P2P
 from crossfade.peers.collectives import all_gather, all_reduce
-from crossfade.peers.group import PeerGroup, open_group
+from crossfade.peers.group import PeerGroup
+from crossfade.peers.opening import open_group
 from tests.helpers.calm import calm_s
 from tests.helpers.footprint import footprint, held_more
 from tests.helpers.peer_cases import random_calls

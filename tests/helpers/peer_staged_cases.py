@@ -13,7 +13,7 @@ import torch.distributed as dist
 from crossfade.device.host_driver import HostDriver
 from crossfade.errors import DeviceError
 from crossfade.peers.collectives import all_reduce_coalesced, reduce_scatter_coalesced
-from crossfade.peers.group import open_group
+from crossfade.peers.opening import open_group
 from tests.helpers.footprint import footprint, held_more
 from tests.helpers.peer_cases import expected, make, on_cpu, random_calls, same_bits
 

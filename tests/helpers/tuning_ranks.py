@@ -19,7 +19,7 @@ from crossfade.ops.choice.model import Prediction
 from crossfade.ops.choice.ranks import GroupRanks
 from crossfade.ops.choice.tune import Tuner
 from crossfade.ops.tuning import open_tuner, tuner_of
-from crossfade.peers.group import open_group
+from crossfade.peers.opening import open_group
 from tests.helpers.device_pair import run_workers
 from tests.helpers.ops_inputs import Inputs, call
 from tests.helpers.ranks import join_world

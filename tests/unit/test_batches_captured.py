@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 from weakref import ref
@@ -16,7 +17,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
+from crossfade.batches import captured as captured_file
+from crossfade.batches import obstacles
+from crossfade.batches.calibration import Moves, Way
 from crossfade.batches.captured import CapturedCall, CapturedStep
+from crossfade.batches.captured_ways import CapturedWays
+from crossfade.batches.tuner import Step, Tuner
 from crossfade.errors import BatchesError
 from tests.helpers.batches_captured import record
 
@@ -291,6 +297,52 @@ def test_attributes_of_parameters_are_there_and_other_kinds_are_refused() -> Non
     model.weight = Scaled(torch.ones(6, 6))
     with pytest.raises(BatchesError, match="a parameter is a Scaled"):
         CapturedStep(model, model, (torch.ones(6),), {}, record)
+
+
+def test_a_module_that_counts_has_what_it_had_before_a_capture_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
+    before = {name: each.clone() for name, each in model.named_buffers()}
+    with pytest.raises(BatchesError, match="changes a buffer in place"):
+        CapturedStep(model, model, (torch.randn(5, 6),), {}, record)
+    for name, each in model.named_buffers():
+        assert torch.equal(each, before[name]), name
+
+
+def test_a_backward_inside_the_call_is_refused() -> None:
+    """Its gradients would come to leaves of the graph's own."""
+    model = Model()
+
+    def call(x: Tensor) -> Tensor:
+        torch.autograd.backward([model.first(x).sum()])
+        return model(x)["out"]  # type: ignore[no-any-return]
+
+    with pytest.raises(BatchesError, match="the call has a backward inside"):
+        CapturedStep(model, call, (inputs(0)[0],), {}, record)
+
+
+def test_a_module_that_reduces_gradients_is_refused_also_where_it_is_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, outside = Model(), nn.Sequential(nn.Identity())
+    monkeypatch.setattr(obstacles, "reduces_gradients", lambda each: each is outside)
+    outside.append(model.first)
+    with pytest.raises(BatchesError, match="Sequential reduces gradients as they come"):
+        CapturedStep(model, lambda x: {**model(x), "more": outside(x)}, (inputs(0)[0],), {}, record)
+    CapturedStep(model, model, (inputs(0)[0],), {}, record)
+
+
+def test_an_error_of_a_run_that_all_ranks_make_is_no_reason_to_leave_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only one rank may have it: the others are in the middle of a collective, and would not be asked what this one is."""
+    model, num_calls = Model(), itertools.count(1)
+    monkeypatch.setattr(captured_file, "Graphs", lambda: record)
+
+    def run(step: Step, args: Any, kwargs: Any) -> Any:
+        if next(num_calls) == 2:
+            raise torch.OutOfMemoryError("the second run")
+        return model(*args), None
+
+    tuner: Any = Tuner([Way(Moves.ONE, is_captured=True)], "it was asked for", None, "cpu", 2)
+    with pytest.raises(torch.OutOfMemoryError, match="the second run"):
+        CapturedWays(model)(tuner, tuner.begin(), run, (inputs(0)[0],), {})
+    assert not tuner.notes
 
 
 def test_a_call_without_gradients_is_no_step() -> None:

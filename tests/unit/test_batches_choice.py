@@ -194,6 +194,14 @@ def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any], said:
         crossfade.interleave(torch.nn.Linear(1, 1), **options)
 
 
+@pytest.mark.parametrize("capture", [True, "model", [torch.nn.Linear(1, 1), torch.ones(1)]])
+def test_what_is_no_module_cannot_be_captured(capture: Any) -> None:
+    pytest.importorskip("greenlet", reason="parts are greenlets: pip install crossfade[batches]")
+    with pytest.raises(ValueError, match=r"(?s)capture is .*hint: give the module"):
+        crossfade.interleaved(capture=capture)
+    crossfade.interleaved(capture=None)
+
+
 def test_without_a_process_group_the_batch_stays_whole() -> None:
     pytest.importorskip("greenlet", reason="parts are greenlets: pip install crossfade[batches]")
     model, x = torch.nn.Linear(2, 2), torch.ones(4, 2)

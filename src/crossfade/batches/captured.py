@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from crossfade.batches.held import Held, leaf_of, put_in, sources_of
+from crossfade.batches.held import WITHOUT_CAPTURE, Held, leaf_of, put_in, sources_of
+from crossfade.batches.obstacles import without_reducers
 from crossfade.batches.tensors import PLAIN
 from crossfade.errors import BatchesError
 from crossfade.peers.replays import stop_recording
@@ -123,15 +124,16 @@ class CapturedStep(_Captured):
         def backward(ends: Sequence[Tensor], gradients: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
             return torch.autograd.grad(ends, sources, gradients, allow_unused=True)
 
-        with put_in(module, leaves):
+        with put_in(module, leaves), without_reducers():
             _warm_up(call, backward)
+            _check_no_gradient(sources)
             self._forward, output = record(call)
             _check_leaves(output)
             ends = _ends_of(output)
             if not set(sources_of(ends)) <= {id(each) for each in sources}:
                 raise BatchesError(
                     "the module has a parameter that is not registered in it, or a tensor with a history",
-                    hint="register it, or call it with capture=False",
+                    hint=f"register it, or {WITHOUT_CAPTURE}",
                 )
             self._gradients = [torch.zeros_like(each) for each in ends]
             self._backward, self._found = record(lambda: backward(ends, self._gradients))
@@ -166,21 +168,35 @@ class CapturedStep(_Captured):
         return [_copy(next(found)) if is_wanted else None for is_wanted in self._wanted]
 
 
+class WarmUpFailed(Exception):
+    """An error, its cause, of a run that all ranks make together: it is no reason for leaving a way out, as one of a capture is."""
+
+
+def _check_no_gradient(sources: Sequence[Tensor]) -> None:
+    if any(each.grad is not None for each in sources):
+        raise BatchesError("the call has a backward inside", hint=WITHOUT_CAPTURE)
+
+
 def _warm_up(call: Callable[[], Any], backward: Callable[[Sequence[Tensor], Sequence[Tensor]], object]) -> None:
     """Libraries load what a backward needs, as they have for a forward.
 
     Nothing of this graph of autograd's is left behind: a leaf goes on using the node that it has while one lives, whose stream is
     the caller's. That stream would wait for the captured one, which ends the capture.
     """
-    ends = _ends_of(call())
-    backward(ends, [torch.ones_like(each) for each in ends])
+    try:
+        ends = _ends_of(call())
+        backward(ends, [torch.ones_like(each) for each in ends])
+    except BatchesError:
+        raise
+    except Exception as error:
+        raise WarmUpFailed from error
 
 
 def _too_late() -> BatchesError:
     """What a backward raises that has no graph."""
     return BatchesError(
         "the backward of a captured call comes too late, or again",
-        hint="call backward once before the next call, or do without capture",
+        hint=f"call backward once before the next call, on all outputs together, or {WITHOUT_CAPTURE}",
     )
 
 

@@ -73,7 +73,7 @@ def interleaved(
     *,
     group: ProcessGroup | None = None,
     way: str | None = None,
-    capture: nn.Module | Sequence[nn.Module] = (),
+    capture: nn.Module | Sequence[nn.Module] | None = None,
     per_shape: bool = True,
     max_ctas: int | None = None,
     timeout_s: float = 60.0,
@@ -90,8 +90,8 @@ def interleaved(
     The arguments are those of `interleave`; ``"one batch"`` here means one batch after the other.
 
     ``capture`` is the module, or the modules, of which the functions use parameters and buffers: CUDA graphs of the batches and of
-    their backward are measured too. The functions must be the same ones in each step, do the same work, and use no other tensors
-    than those and their arguments; each step has its backward before the next one.
+    their backward are measured too. On all ranks the functions must be the same ones in each step (the same objects), do the same
+    work, and use no other tensors than those and their arguments, nor numbers that change; `backward` of the step is the only one.
 
     Raises:
         MissingDependency: torch or greenlet is not installed.
@@ -103,7 +103,11 @@ def interleaved(
     from crossfade.batches.calibration import Moves
     from crossfade.batches.steps import InterleavedSteps
 
-    captured = [capture] if isinstance(capture, nn.Module) else list(capture)
+    captured = [capture] if isinstance(capture, nn.Module) else capture or []
+    if not isinstance(captured, list | tuple) or not all(isinstance(each, nn.Module) for each in captured):
+        raise ValueError(
+            f"capture is {capture!r}\nhint: give the module, or a list of the modules, that the functions use"
+        )
     if captured and not per_shape:
         raise ValueError("capture and per_shape=False\nhint: a graph has fixed shapes: leave one of them out")
     return InterleavedSteps(group, Moves.of(way), per_shape, max_ctas, timeout_s, captured)

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from crossfade.errors import BatchesError
 
+WITHOUT_CAPTURE = "do without capture"
+
 
 class Held:
     """What a module's graphs go on using: its parameters and buffers, where they lie, and which of its modules train."""
@@ -37,18 +39,34 @@ class Held:
 
     @contextmanager
     def unchanged(self, inputs: Sequence[Any]) -> Iterator[None]:
-        """Raises where the body has changed a buffer in place, which it does once more than calls, or its own copy of an input."""
-        tensors = [*self._buffers, *(each for each in inputs if isinstance(each, Tensor))]
-        before = [_version(each) for each in tensors]
-        yield
-        for each, version in zip(tensors, before, strict=True):
-            if _version(each) != version:
-                what = "a buffer" if any(each is own for own in self._buffers) else "an argument"
-                raise BatchesError(f"the module changes {what} in place", hint="call it with capture=False")
+        """Raises where the body has changed its own copy of an input in place, or a buffer, which then has what it had before."""
+        own = [each for each in inputs if isinstance(each, Tensor)]
+        versions, buffers = [_version(each) for each in own], [_local(each) for each in self._buffers]
+        kept = [each.clone() for each in buffers]
+        changed = []
+        try:
+            yield
+        finally:
+            for each, before in zip(buffers, kept, strict=True):
+                if not _is_same(each, before):  # a batch norm's kernels do not count what they write as a change
+                    changed.append("a buffer")
+                    each.data.copy_(before)  # graphs of autograd's from before know the buffer, and would see a change
+        if [_version(each) for each in own] != versions:
+            changed.append("an argument")
+        if changed:
+            raise BatchesError(f"the module changes {changed[0]} in place", hint=WITHOUT_CAPTURE)
+
+
+def _local(tensor: Any) -> Tensor:
+    return getattr(tensor, "_local_tensor", tensor)  # type: ignore[no-any-return]  # a DTensor has it in there
 
 
 def _place(tensor: Any) -> tuple[int, bool]:
-    return getattr(tensor, "_local_tensor", tensor).data_ptr(), tensor.requires_grad  # a DTensor has it in there
+    return _local(tensor).data_ptr(), tensor.requires_grad
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _version(tensor: Tensor) -> int:
@@ -83,7 +101,7 @@ def leaf_of(parameter: nn.Parameter) -> nn.Parameter:
     """One of its own for autograd, in the same memory."""
     leaf = nn.Parameter(parameter.detach(), parameter.requires_grad)
     if type(leaf) is not type(parameter):
-        raise BatchesError(f"a parameter is a {type(parameter).__name__}", hint="call it with capture=False")
+        raise BatchesError(f"a parameter is a {type(parameter).__name__}", hint=WITHOUT_CAPTURE)
     leaf.__dict__.update(parameter.__dict__)
     return leaf
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from crossfade.batches.fsdp import is_fully_sharded, why_not_shared
+from crossfade.batches.held import WITHOUT_CAPTURE
 from crossfade.batches.thread_state import can_exchange_warning_handlers
+from crossfade.errors import BatchesError
 
 
 def why_one_batch(module: nn.Module) -> str:
@@ -20,7 +25,7 @@ def why_one_batch(module: nn.Module) -> str:
         return f"torch {torch.__version__} keeps its handler of warnings where crossfade does not find it"
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     for name, each in module.named_modules():
-        place = f"{type(each).__name__} '{name}'" if name else type(each).__name__
+        place = _place_of(name, each)
         if isinstance(each, _BatchNorm) and (each.training or each.running_mean is None):
             return f"{place} takes its statistics from the batch: halves would have others"
         if fsdp is not None and isinstance(each, fsdp.FullyShardedDataParallel):
@@ -41,11 +46,39 @@ def why_not_captured(module: nn.Module, kinds: set[str], *, trains: bool) -> str
         return "a parameter or buffer is not on the GPU: a graph would keep its value as a constant"
     if not trains:
         return ""
-    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     for name, each in module.named_modules():
-        place = f"{type(each).__name__} '{name}'" if name else type(each).__name__
-        is_reduced = isinstance(each, DistributedDataParallel) or is_fully_sharded(each)
-        is_reduced = is_reduced or (fsdp is not None and isinstance(each, fsdp.FullyShardedDataParallel))
-        if is_reduced or any(kind.__module__.endswith("_composable.replicate") for kind in type(each).__mro__):
-            return f"{place} reduces gradients as they come, which a graph's do not"
+        if reduces_gradients(each):
+            return f"{_place_of(name, each)} {_REDUCES}"
     return ""
+
+
+def _place_of(name: str, module: nn.Module) -> str:
+    return f"{type(module).__name__} '{name}'" if name else type(module).__name__
+
+
+_REDUCES = "reduces gradients as they come, which a graph's do not"
+
+
+def reduces_gradients(module: nn.Module) -> bool:
+    """Whether its hooks reduce each gradient over the ranks."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    if isinstance(module, DistributedDataParallel) or is_fully_sharded(module):
+        return True
+    if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
+        return True
+    return any(kind.__module__.endswith("_composable.replicate") for kind in type(module).__mro__)
+
+
+@contextmanager
+def without_reducers() -> Iterator[None]:
+    """Raises where a module is called that reduces gradients: what is captured need not be inside the modules that are known."""
+
+    def look(module: nn.Module, _: object) -> None:
+        if reduces_gradients(module):
+            raise BatchesError(f"{type(module).__name__} {_REDUCES}", hint=WITHOUT_CAPTURE)
+
+    hook = register_module_forward_pre_hook(look)
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -214,6 +214,12 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
             self.on_yield_point()
         return result
 
+    def take_error(self) -> BaseException:
+        """Its error, which is not kept: it knows the frames that it has come through, and those know this part."""
+        error, self.error = self.error, None
+        assert error is not None, "it has failed"
+        return error
+
     # turns
 
     def _before(self, name: str, args: tuple[Any, ...], group: Any) -> Mark | None:
@@ -332,7 +338,7 @@ class Run:
                     if part.dead:
                         alive.remove(part)
                         if part.error is not None:
-                            raise part.error
+                            raise part.take_error()
         except BaseException:  # an interrupt may also come between two turns
             self._abandon(alive)
             raise

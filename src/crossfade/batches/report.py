@@ -116,7 +116,7 @@ def why_no_gain(
     if counts.stops and not sum(counts.stops):
         return f"{said}; no collective could be left waiting ({', '.join(counts.atomic)})"
     if host_ms.get(best) and statistics.median(host_ms[best]) >= MOSTLY * others[best]:
-        hint = "" if best.is_captured else ": capture removes them where shapes are fixed"
+        hint = "" if best.is_captured else ": capture, where it is possible, removes them"
         return f"{said}; it is bound by launches{hint}"
     if load is not None and load.is_at_power_limit:
         return f"{said}; the GPU is at its power limit ({load}): what is hidden lowers its clock"

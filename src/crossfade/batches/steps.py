@@ -165,7 +165,7 @@ class InterleavedSteps:
         why = ""
         if captures:
             assert self._module is not None, "it is captured"
-            key = (*key, *modes(trains=any(each.training for each in self._module)))
+            key = (*key, *(name for each in self._module for name in modes(trains=each.training)))
             functions = [part.function for part in self._parts]
             if self._functions.setdefault(key, functions) != functions:
                 key, why = (

@@ -19,7 +19,8 @@ from crossfade.ops.choice.cache import Decision
 from crossfade.ops.choice.candidate import PLAIN
 from crossfade.ops.choice.tune import Tuner
 from crossfade.ops.tuning import open_tuner
-from crossfade.peers.group import PeerGroup, open_group
+from crossfade.peers.group import PeerGroup
+from crossfade.peers.opening import open_group
 
 COMMAND = "torchrun --nproc-per-node 4 -m crossfade tune 8192,8192,7168"
 

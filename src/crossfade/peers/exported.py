@@ -40,7 +40,7 @@ class Shape(NamedTuple):
     """How large a group is; equal on all ranks."""
 
     num_ranks: int  # of how many
-    num_lanes: int  # see `crossfade.peers.group.open_group`.
+    num_lanes: int  # see `crossfade.peers.opening.open_group`.
     buffer_bytes: int  # of each of a lane's buffers, before it is rounded up
 
     @property

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.errors import ChannelError, DeviceError
-from crossfade.peers.group import PeerGroup, open_group
+from crossfade.peers.group import PeerGroup
 from crossfade.peers.keys import PROCESS_GROUP, GroupKey, find, find_of
+from crossfade.peers.opening import open_group
 from crossfade.peers.rendezvous import gather
 
 if TYPE_CHECKING:

@@ -3,8 +3,9 @@
 W ranks; r is this one, p another one. A tensor that is longer than the lane's buffer is done piece by piece. Nothing is enqueued
 for a length of 0. Callers see to it that all ranks give the same lengths.
 
-Sums are done on a lane of their own each. A *piece* is as much as a lane's buffer takes. A row of pieces, one for each lane, goes
-like this, with all copies on the caller's stream and each addition on its lane's local one::
+Sums are done on a lane of their own each, or on several, each of which takes a piece. A *piece* is as much as a lane's buffer
+takes, or less where lanes cut (`Lane.piece_bytes`). A row of pieces, one for each lane, goes like this, with all copies on the
+caller's stream and each addition on its lane's local one::
 
     caller's     send piece 0, wait for it | send piece 1, wait for it | ... | pass sum 0 on | pass sum 1 on | ...
     local 0                                  add up piece 0
