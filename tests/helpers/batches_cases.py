@@ -32,7 +32,7 @@ from tests.helpers.batches_models import (
     same_input,
     train,
 )
-from tests.helpers.batches_transformers import llama, mixtral
+from tests.helpers.batches_transformers import llama, llama_by_parallelize, mixtral
 from tests.helpers.batches_wrappers import (
     GROUPS,
     batch_norm_falls_back,
@@ -388,6 +388,7 @@ CASES: dict[str, Case] = {
     "random_models": random_models,
     **WAITS,
     "llama": llama,
+    "llama_by_parallelize": llama_by_parallelize,
     "mixtral": mixtral,
     # these leave collectives that nobody waits for
     **LATER,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import tempfile
 from typing import Any
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from crossfade import ops
 from crossfade.batches import interleave
 from tests.helpers.batches_models import gradients
 from tests.helpers.batches_wrappers import GROUPS, quiet
@@ -98,3 +100,33 @@ def mixtral(device: str) -> None:
     from transformers import MixtralConfig
 
     _check(MixtralConfig(**_SMALL, num_local_experts=4, num_experts_per_tok=2))
+
+
+_PLAN = {
+    "model.layers.*.self_attn.[qkv]_proj": "colwise",
+    "model.layers.*.self_attn.o_proj": "rowwise",
+    "model.layers.*.mlp.gate_proj": "colwise",
+    "model.layers.*.mlp.up_proj": "colwise",
+    "model.layers.*.mlp.down_proj": "rowwise",
+}
+
+
+@needs("transformers")
+def llama_by_parallelize(device: str) -> None:
+    """Its linear layers are `crossfade.ops`, each with its collective."""
+    import transformers
+
+    torch.manual_seed(0)
+    whole = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**_SMALL))
+    model = ops.parallelize(copy.deepcopy(whole), _PLAN)
+    tokens = torch.randint(0, 64, (4, 12), generator=torch.Generator().manual_seed(1))
+    handle = interleave(model, way=GROUPS)
+    for _ in range(2):
+        outputs = [_logits(call, each, tokens) for call, each in ((handle, model), (model, model))]
+        _near(outputs[0][0], outputs[1][0])
+        for ours, theirs in zip(outputs[0][1], outputs[1][1], strict=True):
+            _near(ours, theirs)
+    with torch.no_grad():
+        _near(handle(tokens, use_cache=False).logits, whole(tokens, use_cache=False).logits)
+    counts = handle.report().counts
+    assert counts.stops == counts.collectives == (4, 4), handle.report()
