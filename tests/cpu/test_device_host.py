@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
-from crossfade.device.driver import HOST, Driver
+from crossfade.device.driver import HOST, Driver, OwnerGone
 from crossfade.device.host_driver import HostDriver
 from crossfade.device.memory import OpenedMemory, Pool
 from crossfade.device.staged_layout import StagedLayout
@@ -52,6 +54,30 @@ def test_opened_memory_outlives_its_maker(driver: HostDriver) -> None:
     with pytest.raises(DeviceError, match="exported by the process that made it"):
         driver.export(opened)
     driver.close_handle(opened)
+
+
+MAKER = """
+import sys
+from crossfade.device.host_driver import HostDriver
+driver = HostDriver(1.0)
+sys.stdout.buffer.write(driver.export(driver.allocate(100, "own")))
+sys.stdout.buffer.flush()
+sys.stdin.read()
+"""
+
+
+def test_memory_of_a_process_that_is_ending_is_told_apart(driver: HostDriver) -> None:
+    with subprocess.Popen([sys.executable, "-c", MAKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as maker:
+        assert maker.stdout is not None
+        handle = maker.stdout.read(struct.calcsize("<IIQ16s"))
+        driver.close_handle(driver.open_handle(handle, "x"))
+        maker.kill()
+        os.waitid(os.P_PID, maker.pid, os.WEXITED | os.WNOWAIT)  # nobody has asked for its status yet
+        with pytest.raises(OwnerGone, match=f"in process {maker.pid} cannot be opened"):
+            driver.open_handle(handle, "x")
+    with pytest.raises(OwnerGone):
+        driver.open_handle(handle, "x")
+    assert driver.ledger.held() == []
 
 
 def test_a_handle_is_good_until_its_memory_is_freed(driver: HostDriver) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from crossfade.device.driver import OwnerGone
 from crossfade.device.memory import Block
 from crossfade.device.records import Wanted
 from crossfade.device.ring import NUM_GROUPS
@@ -139,6 +140,27 @@ def test_where_there_is_no_memory_the_value_is_refused_and_the_ring_goes_on(monk
     ends.accept_all()
     ends.deliver()
     assert ends.sender.try_send(ends.source, 5_000)
+
+
+def test_slots_of_a_receiver_that_dies_are_waited_for_until_its_death_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its death is the error, and not what came of it first."""
+    ends = one_sent()
+    assert not ends.sender.try_send(ends.source, 5_000)
+
+    def refuse(handle: bytes, label: str) -> int:
+        raise OwnerGone("there is no such file")
+
+    monkeypatch.setattr(ends.driver, "open_handle", refuse)
+    leases = ends.accept_all()
+    ends.deliver()
+    assert not ends.sender.try_send(ends.source, 5_000)
+    ends.sender.break_off("it died")
+    with pytest.raises(ChannelBroken, match="it died"):
+        ends.sender.try_send(ends.source, 8)
+    ends.run()
+    ends.sender.close()
+    for lease in leases:
+        lease.release()
 
 
 def test_slots_that_cannot_be_opened_end_the_ring_and_all_slots_come_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,10 +19,15 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from crossfade.device.ledger import Ledger
+from crossfade.errors import DeviceError
 from crossfade.host.memory import Memory
 
 HOST = -1
 """The device of a driver whose memory is the host's own."""
+
+
+class OwnerGone(DeviceError):
+    """Memory cannot be opened, since the process that made it is ending."""
 
 
 class Allocation(NamedTuple):

@@ -17,10 +17,11 @@ import struct
 from collections.abc import Callable
 from typing import TypeAlias
 
-from crossfade.device.driver import Allocation, Driver, HostRange
+from crossfade.device.driver import Allocation, Driver, HostRange, OwnerGone
 from crossfade.device.ledger import Ledger
 from crossfade.errors import DeviceError
 from crossfade.host.memory import PAGE_BYTES, Heap, Memory, address_of, align
+from crossfade.host.processes import is_ending
 
 _HANDLE = struct.Struct("<IIQ16s")
 _KEY_BYTES = 16
@@ -67,7 +68,7 @@ class HostMemory:
     @classmethod
     def open(cls, handle: bytes, label: str, pin: Pin | None = None) -> HostMemory:
         """Another process's memory, or this one's once more. Raises a `DeviceError` if the handle does not, or no longer, lead to
-        the memory that it was made for.
+        the memory that it was made for: an `OwnerGone` where the process that made it is ending.
         """
         if len(handle) != _HANDLE.size:
             raise DeviceError(f"{len(handle)} bytes are no handle of shared memory: opening {label}")
@@ -80,9 +81,8 @@ class HostMemory:
                 memory.close()  # a mapping needs no descriptor
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise DeviceError(
-                f"the memory of {label} in process {pid} cannot be opened: {reason}", hint=_HINT
-            ) from None
+            kind = OwnerGone if is_ending(pid) else DeviceError
+            raise kind(f"the memory of {label} in process {pid} cannot be opened: {reason}", hint=_HINT) from None
 
     @property
     def handle(self) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from crossfade.device.completion import CompletionMark
 from crossfade.device.copies import EDGE_BYTES, cut, enqueue
-from crossfade.device.driver import Driver
+from crossfade.device.driver import Driver, OwnerGone
 from crossfade.device.memory import OpenedMemory
 from crossfade.device.recorded import Around
 from crossfade.device.records import Enqueued, Finished, FreeEnqueued, Offer, Record, Refused, Retired, Wanted
@@ -95,6 +95,10 @@ class RingSender:
         try:
             event = event if before is None else self._mark()
             target = _Target(self._driver, self._board, offer, self.label)
+        except OwnerGone:  # who watches the receiver's process will tell
+            if event >= 0:
+                self._events.append(event)
+            return
         except DeviceError as error:  # the slots before stay what they are: the device may still copy into them
             if event >= 0:
                 self._events.append(event)
