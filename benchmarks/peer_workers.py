@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from benchmarks.device_workers import MB, Gemms, Peers, event, init_nccl
-from crossfade.peers import collectives
+from crossfade.peers import collectives, open_group
 from crossfade.peers.group import PeerGroup
-from crossfade.peers.opening import open_group
 
 OPS = ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
 NCCL, URGENT, SEVERAL = "NCCL", "NCCL, urgent", "NCCL, 4 groups"

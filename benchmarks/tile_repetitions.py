@@ -99,7 +99,7 @@ def _rank(rank: int, num_ranks: int, store: str, num: int, is_quick: bool, is_ea
     import torch
     import torch.distributed as dist
 
-    from crossfade.peers.opening import open_group
+    from crossfade.peers import open_group
 
     device = "cpu" if is_quick else "cuda"
     if not is_quick:

@@ -62,7 +62,7 @@ def join(own: Rank, request: Any) -> dict[str, Any]:
 
     from benchmarks.tile_sides import CAPTURED, EAGER, Ranks
     from crossfade.ops.tuning import open_tuner
-    from crossfade.peers.opening import open_group
+    from crossfade.peers import open_group
 
     own.note("joining")
     store = dist.FileStore(str(own.folder / request["store"]), own.num_ranks)  # type: ignore[attr-defined,unused-ignore]

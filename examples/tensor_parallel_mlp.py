@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from crossfade.ops import parallelize, regions
-from crossfade.peers.opening import open_group
+from crossfade.peers import open_group
 
 BATCH, LENGTH, WIDTH = 4, 48, 96
 LIMIT = 1e-4

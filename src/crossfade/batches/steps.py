@@ -158,37 +158,35 @@ class InterleavedSteps:
         return "cuda" if "cuda" in device_kinds([part.arguments for part in self._parts]) else "cpu"
 
     def _open(self) -> tuple[tuple[str, ...], Tuner]:
-        number, captures = len(self._parts), self._module is not None and can_capture(self._device())
-        runner = self._runners.get(number) or self._runners.setdefault(number, self._make_runner(number))
-        kinds = [signature(part.arguments, with_values=captures) for part in self._parts] if self._per_shape else []
-        key = (f"{number} batches", *(name for kind in kinds for name in kind))
-        why = ""
-        if captures:
-            assert self._module is not None, "it is captured"
-            key = (*key, *(name for each in self._module for name in modes(trains=each.training)))
-            functions = [part.function for part in self._parts]
-            if self._functions.setdefault(key, functions) != functions:
-                key, why = (
-                    (*key, "other functions"),
-                    "its functions are others than those of the first step of its kind",
-                )
-        tuner = self._tuners.get(key)
-        if tuner is None:
-            why = why or (self._why_not_captured() if captures else "")
-            captures = captures and not why
-            reason = "" if number > 1 else "there is one batch only"
-            tuner = self._tuners[key] = runner.tuner(
-                self._device(), key, reason, in_one_stream=False, captures=captures
-            )
-            if why:
-                tuner.notes.append(f"not captured: {why}")
-            if captures:
-                assert self._module is not None, "it is captured"
-                self._captured[key] = CapturedWays(self._module)
+        captures = self._module is not None and can_capture(self._device())
+        key, why = self._kind(captures=captures)
+        tuner = self._tuners.get(key) or self._tuners.setdefault(key, self._new_tuner(key, why, captures=captures))
         self._last = tuner
         return key, tuner
 
-    def _why_not_captured(self) -> str:
-        assert self._module is not None, "it is captured"
-        kinds = device_kinds([part.arguments for part in self._parts])
-        return why_not_captured(self._module, kinds, trains=torch.is_grad_enabled())
+    def _kind(self, *, captures: bool) -> tuple[tuple[str, ...], str]:
+        """What is equal for steps of one kind, and why such a step must not be captured."""
+        kinds = [signature(part.arguments, with_values=captures) for part in self._parts] if self._per_shape else []
+        key = (f"{len(self._parts)} batches", *(name for kind in kinds for name in kind))
+        if not captures or self._module is None:
+            return key, ""
+        key = (*key, *(name for each in self._module for name in modes(trains=each.training)))
+        functions = [part.function for part in self._parts]
+        if self._functions.setdefault(key, functions) != functions:
+            return (*key, "other functions"), "its functions are others than those of the first step of its kind"
+        return key, ""
+
+    def _new_tuner(self, key: tuple[str, ...], why: str, *, captures: bool) -> Tuner:
+        number = len(self._parts)
+        runner = self._runners.get(number) or self._runners.setdefault(number, self._make_runner(number))
+        if captures and self._module is not None and not why:
+            kinds = device_kinds([part.arguments for part in self._parts])
+            why = why_not_captured(self._module, kinds, trains=torch.is_grad_enabled())
+            if not why:
+                self._captured[key] = CapturedWays(self._module)
+        reason = "" if number > 1 else "there is one batch only"
+        captures = key in self._captured
+        tuner = runner.tuner(self._device(), key, reason, in_one_stream=False, captures=captures)
+        if why:
+            tuner.notes.append(f"not captured: {why}")
+        return tuner
