@@ -57,7 +57,6 @@ class Stream:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in {**_OPTIONS, **options}.items():
             connected.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._socket = connected
         self.socket = connected
         self._connection = Connection(os.dup(connected.fileno()))
 
@@ -71,12 +70,12 @@ class Stream:
 
     def send_plain(self, data: memoryview) -> None:
         """Sends bytes from where they lie, with nothing around them."""
-        self._socket.sendall(data)
+        self.socket.sendall(data)
 
     def receive_plain(self, target: memoryview) -> None:
         """Receives as many bytes as find room there."""
         while target:
-            length = self._socket.recv_into(target)
+            length = self.socket.recv_into(target)
             if not length:
                 raise EOFError("the connection was closed")
             target = target[length:]
@@ -90,7 +89,7 @@ class Stream:
 
     def _limit(self, limit_s: float) -> None:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            self._socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(limit_s), int(limit_s % 1 * 1e6)))
+            self.socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(limit_s), int(limit_s % 1 * 1e6)))
 
     def be_patient(self) -> None:
         """Calls wait without a limit from now on."""
@@ -99,11 +98,11 @@ class Stream:
     def end(self) -> None:
         """Both sides' calls end, in whatever thread. Idempotent."""
         with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Releases it; no call may be under way. Idempotent."""
-        self._socket.close()
+        self.socket.close()
         self._connection.close()
 
 
