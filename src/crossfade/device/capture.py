@@ -7,6 +7,7 @@ as it does for single operations: launch a graph that waits only after the recor
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from crossfade.device.driver import Driver
 
@@ -56,14 +57,7 @@ def _capture(driver: Driver, stream: int, body: Callable[[], None], sides: Seque
             driver.record_event(event, side)
             driver.wait_event(stream, event)
     except BaseException:
-        _abandon(driver, stream)
+        with suppress(Exception):  # that this fails as well is no news
+            driver.destroy_graph(driver.end_capture(stream))
         raise
     return driver.end_capture(stream)
-
-
-def _abandon(driver: Driver, stream: int) -> None:
-    """Ends a capture whose body raised; that this fails as well is no news."""
-    try:
-        driver.destroy_graph(driver.end_capture(stream))
-    except Exception:
-        pass
