@@ -204,9 +204,7 @@ class CudaDriver:
                 result = call(*args)
             finally:
                 self._pop()
-        if not result[0]:
-            return result
-        if int(result[0]) != _NOT_READY:
+        if result[0] and int(result[0]) != _NOT_READY:
             check(result, call.__name__)
         return result
 
