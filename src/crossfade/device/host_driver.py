@@ -73,7 +73,7 @@ class HostDriver(HostMemories):
         self._times_ns: dict[int, int] = {}  # of timers, 0 before the first recording
         self._waiting: Counter[int] = Counter()
         self._numbers = count(1)
-        self._graphs: dict[int, list[Callable[[], None]]] = {}
+        self._graphs: dict[int, list[Callable[[], object]]] = {}
         self._capture = threading.local()
         self._fence = full_fence()
 
@@ -115,16 +115,16 @@ class HostDriver(HostMemories):
 
     # enqueue: done at once, or collected
 
-    def do(self, action: Callable[[], None]) -> None:
+    def do(self, action: Callable[[], object]) -> None:
         """Beyond the protocol: any action, in its place among the others."""
-        collected: list[Callable[[], None]] | None = getattr(self._capture, "actions", None)
+        collected: list[Callable[[], object]] | None = getattr(self._capture, "actions", None)
         if collected is None:
             action()
         else:
             collected.append(action)
 
     def copy(self, target: int, source: int, size_bytes: int, stream: int) -> None:
-        self.do(lambda: _move(target, source, size_bytes))
+        self.do(lambda: ctypes.memmove(target, source, size_bytes))
 
     def write_value(self, stream: int, address: int, value: int) -> None:
         self.do(lambda: self._store(address, value))
@@ -236,7 +236,3 @@ class HostDriver(HostMemories):
     def destroy_graph(self, graph: int) -> None:
         del self._graphs[graph]
         self.ledger.drop_at("graph", graph)
-
-
-def _move(target: int, source: int, size_bytes: int) -> None:
-    ctypes.memmove(target, source, size_bytes)
