@@ -95,13 +95,11 @@ class RingSender:
         try:
             event = event if before is None else self._mark()
             target = _Target(self._driver, self._board, offer, self.label)
-        except OwnerGone:  # who watches the receiver's process will tell
-            if event >= 0:
-                self._events.append(event)
-            return
         except DeviceError as error:  # the slots before stay what they are: the device may still copy into them
             if event >= 0:
                 self._events.append(event)
+            if isinstance(error, OwnerGone):  # who watches the receiver's process will tell
+                return
             reason = f"its slots cannot be opened: {error}"
             self.give_up(reason)
             raise DeviceError(f"{self.label}: {reason}") from error
