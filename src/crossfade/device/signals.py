@@ -193,9 +193,9 @@ class HostBoard(SignalBoard):
     """
 
     def __init__(self, driver: Driver, memory: Memory, num_signals: int, label: str, offset: int = 0) -> None:
-        shared = self._range = driver.map_host(memory, offset, num_signals * WORD_BYTES, f"signals of {label}")
+        shared = driver.map_host(memory, offset, num_signals * WORD_BYTES, f"signals of {label}")
         super().__init__(driver, shared, num_signals)
 
     def close(self) -> None:
         """No operation on the signals may be pending. Idempotent."""
-        self._range.close()
+        self._shared.close()
