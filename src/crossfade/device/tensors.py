@@ -28,11 +28,7 @@ def current_stream(device: int) -> int:
 
 def stream_getter(device: int) -> Callable[[], int]:
     """`current_stream` of one device, for callers that ask often."""
-    return _no_stream if device == HOST else partial(_raw_stream(), device)
-
-
-def _no_stream() -> int:
-    return 0
+    return (lambda: 0) if device == HOST else partial(_raw_stream(), device)
 
 
 @cache
