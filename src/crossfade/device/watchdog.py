@@ -16,7 +16,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from crossfade.device.driver import Driver
@@ -200,6 +200,7 @@ def _release_all(signals: Sequence[Releasable]) -> list[str]:
     return [signal.label for signal in found]
 
 
+@dataclass
 class _Release:
     """Streams that are being released after a death.
 
@@ -207,23 +208,15 @@ class _Release:
     waited for.
     """
 
-    def __init__(
-        self,
-        driver: Driver,
-        peer: str,
-        signals: Callable[[], Sequence[Releasable]],
-        streams: Sequence[int],
-        limit_s: float = _LIMIT_S,
-    ) -> None:
-        self._driver = driver
-        self._peer = peer
-        self._signals = signals
-        self._streams = streams
-        self._limit_s = limit_s
-        self._begin = time.monotonic()
-        self._released: set[str] = set()
-        self._waited_for: dict[str, None] = {}
-        self._is_dry = False
+    _driver: Driver
+    _peer: str
+    _signals: Callable[[], Sequence[Releasable]]
+    _streams: Sequence[int]
+    _limit_s: float = _LIMIT_S
+    _begin: float = field(default_factory=time.monotonic)
+    _released: set[str] = field(default_factory=set)
+    _waited_for: dict[str, None] = field(default_factory=dict)
+    _is_dry: bool = False
 
     def step(self) -> DeathReport | None:
         """Sets what is not set; the report once the streams had run dry before that, or the time is over."""
