@@ -80,6 +80,7 @@ class _Drawing:
 
     def __init__(self, picture: Picture, layout: Layout) -> None:
         self._layout = layout
+        self._senders = {sender for senders in layout.sources.values() for sender in senders}
         self._labels = {box.id: box.text for box in picture.boxes}
         middle = place(layout, self._width, GAP)
         self._left = {name: round(x - self._width(name) / 2) for name, x in middle.items()}
@@ -133,7 +134,6 @@ class _Drawing:
 
     def _boxes(self, layer: Sequence[str]) -> Iterator[str]:
         grid = [[" "] * self.num_columns for _ in range(BOX_HEIGHT)]
-        is_last = layer is self._layout.layers[-1]
         for name in layer:
             left, width = self._left[name], self._width(name)
             if name in self._layout.bends:
@@ -143,13 +143,9 @@ class _Drawing:
             edge = f"+{'-' * (width - 2)}+"
             for row, text in enumerate((edge, f"|{self._labels[name]:^{width - 2}}|", edge)):
                 grid[row][left : left + width] = text
-            if not is_last and name in self._senders:
+            if name in self._senders:
                 grid[-1][self._sends[name]] = "+"
         return ("".join(row) for row in grid)
-
-    @property
-    def _senders(self) -> set[str]:
-        return {sender for senders in self._layout.sources.values() for sender in senders}
 
     def _bend(self, grid: list[list[str]], received: int, sent: int) -> None:
         grid[0][received] = grid[2][sent] = "|"
