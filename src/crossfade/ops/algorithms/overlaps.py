@@ -21,6 +21,7 @@ All-to-all: products are written where others fetch them, and land in the output
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from crossfade.peers.exchange import barrier
@@ -75,17 +76,13 @@ class _Gather:
             if self._last is not None:
                 self._last()
             lane.await_full(epoch, [p], stream)
-            self._last = _bound(use, p, _slot(lane, epoch, memory.rank, p))
+            self._last = partial(use, p, _slot(lane, epoch, memory.rank, p))
 
     def end(self) -> None:
         """The last product of the last round."""
         if self._last is not None:
             self._last()
             self._last = None
-
-
-def _bound(use: Callable[[int, int], None], peer: int, address: int) -> Callable[[], None]:
-    return lambda: use(peer, address)
 
 
 def all_gather(lane: Lane, stream: int, rounds: Sequence[tuple[Part, Callable[[int, int], None]]]) -> None:
