@@ -7,7 +7,7 @@ this rank's own piece of that number does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from crossfade.ops.calls.job import Operator, Shape
@@ -157,16 +157,10 @@ class Model:
 
     def _plain(self, shape: Shape) -> Prediction:
         program, launch_us = Program(), self.figures.launch_kernel_us
-        for term, time_us in self._in_order(shape):
+        parts = [("product", self.product_us(shape)), ("collective", self.collective_us(shape))]
+        for term, time_us in reversed(parts) if shape.operator == _GATHERS else parts:
             program.add(term, "compute", time_us, launch_us=launch_us)
         return program.finish()
-
-    def _in_order(self, shape: Shape) -> Iterator[tuple[str, float]]:
-        if shape.operator == _GATHERS:
-            yield "collective", self.collective_us(shape)
-        yield "product", self.product_us(shape)
-        if shape.operator != _GATHERS:
-            yield "collective", self.collective_us(shape)
 
     def _rounds(self, shape: Shape, *, rounds: int, lag: int, taper: int) -> Prediction:
         """A product for each block and round, moved by the copy engine; the own block comes last, or first if it is gathered."""
