@@ -34,12 +34,9 @@ class Differentiable(torch.autograd.Function):
         with torch.no_grad():
             grads = ctx.call.backward(grad, rows, matrix, Needs(*ctx.needs_input_grad[1:]))
         if torch.is_grad_enabled() and grad.requires_grad:  # create_graph=True
-            grads = tuple(each if each is None else _once(ctx.call.name, each, grad) for each in grads)
+            once: Any = _Once.apply
+            grads = tuple(each if each is None else once(ctx.call.name, each, grad) for each in grads)
         return None, *grads
-
-
-def _once(name: str, value: Tensor, source: Tensor) -> Any:
-    return _Once.apply(name, value, source)  # type: ignore[no-untyped-call]
 
 
 class _Once(torch.autograd.Function):
