@@ -119,24 +119,28 @@ class Gradient(ABC):
     def _like_a(self, grad: Tensor | None) -> Tensor | None:
         return None if grad is None else grad.view(self._shape)
 
-    def _rest(self, grad: Tensor, rows: Tensor | None) -> Rest:
-        return Rest(self._group, grad, rows, self._layout)
+    def _rest(self, grad: Tensor, rows: Tensor | None, needs: Needs) -> Rest:
+        return Rest(self._group, grad, rows, self._layout, needs_bias=needs.bias)
 
 
 class Rest:
-    """dB and dbias: products and sums that need no other rank, to be enqueued at any time."""
+    """dB and dbias: products and sums that need no other rank, to be enqueued at any time. dbias is the sum of ``grad``'s rows."""
 
-    def __init__(self, group: PeerGroup, grad: Tensor, rows: Tensor | None, layout: Layout) -> None:
+    def __init__(
+        self, group: PeerGroup, grad: Tensor, rows: Tensor | None, layout: Layout, *, needs_bias: bool
+    ) -> None:
         self._work: list[Callable[[], object]] = []
         self._do = group.do
-        self._grad = grad
         self.b: Tensor | None = None
         self.bias: Tensor | None = None
         if rows is not None:
-            self._plan_b(packed(group, rows).flatten(0, -2), layout)
+            self._plan_b(grad, packed(group, rows).flatten(0, -2), layout)
+        if needs_bias:
+            self.bias = grad.new_empty(grad.shape[1])
+            self._work.append(partial(torch_or_raise().sum, grad, 0, out=self.bias))
 
-    def _plan_b(self, rows: Tensor, layout: Layout) -> None:
-        grad, depth, columns = self._grad, rows.shape[1], self._grad.shape[1]
+    def _plan_b(self, grad: Tensor, rows: Tensor, layout: Layout) -> None:
+        depth, columns = rows.shape[1], grad.shape[1]
         if layout is Layout.COLUMNS:
             out = grad.new_empty(columns, depth)
             self.b = out.t()
@@ -144,13 +148,6 @@ class Rest:
         else:
             self.b = grad.new_empty(depth, columns)
             self._work.append(partial(multiply, rows.t(), grad, self.b, None))
-
-    def with_bias(self, is_needed: bool) -> Rest:
-        """Adds dbias if it is needed: the sum of ``grad``'s rows."""
-        if is_needed:
-            self.bias = self._grad.new_empty(self._grad.shape[1])
-            self._work.append(partial(torch_or_raise().sum, self._grad, 0, out=self.bias))
-        return self
 
     def enqueue(self) -> None:
         """On the current stream."""
@@ -176,12 +173,12 @@ class ReduceScatter(Gradient):
         elif gathered is not None:
             collectives.all_gather(grad, group, gathered, lane=lane)
         if gathered is None:
-            rest = self._rest(grad, None).with_bias(needs.bias)
+            rest = self._rest(grad, None, needs)
             rest.enqueue()
             if rest.bias is not None:
                 collectives.all_reduce(rest.bias, group, rest.bias, lane=lane)
         else:
-            rest = self._rest(gathered, rows).with_bias(needs.bias)
+            rest = self._rest(gathered, rows, needs)
             rest.enqueue()
         return Grads(self._like_a(da), rest.b, rest.bias)
 
@@ -199,7 +196,7 @@ class AllReduce(Gradient):
         if b is not None:
             da = grad.new_empty(len(grad), b.shape[0])
             self._group.do(partial(multiply, grad, b.t(), da, None))
-        rest = self._rest(grad, rows).with_bias(needs.bias)
+        rest = self._rest(grad, rows, needs)
         rest.enqueue()
         return Grads(self._like_a(da), rest.b, rest.bias)
 
@@ -223,7 +220,7 @@ class AllGather(Gradient):
             flat = packed(self._group, rows).flatten(0, -2)
             place = find_scratch(self._group, lane, (self._group.num_ranks * len(flat), flat.shape[1]), flat)
             rows = collectives.all_gather(flat, self._group, place, lane=lane)
-        rest = self._rest(grad, rows).with_bias(needs.bias)
+        rest = self._rest(grad, rows, needs)
         if b is None:
             rest.enqueue()
             return Grads(None, rest.b, rest.bias)
@@ -265,7 +262,7 @@ class AllToAll(Gradient):
         returned = grad.new_empty(sum(turned.received), grad.shape[1])
         matrix = grad.new_empty(grad.shape[1], 0) if b is None else b.t()
         da = forward.all_to_all_first(grad, matrix, self._group, turned, gathered=returned, **self._back)
-        rest = self._rest(returned, rows).with_bias(needs.bias)
+        rest = self._rest(returned, rows, needs)
         rest.enqueue()
         return Grads(None if b is None else self._like_a(da), rest.b, rest.bias)
 
@@ -279,7 +276,7 @@ class Replicated(Gradient):
         return forward.replicated(a, b, self._group, bias=bias), a
 
     def _backward(self, grad: Tensor, rows: Tensor | None, b: Tensor | None, needs: Needs) -> Grads:
-        rest = self._rest(grad, rows).with_bias(needs.bias)
+        rest = self._rest(grad, rows, needs)
         if b is None:
             rest.enqueue()
             return Grads(None, rest.b, rest.bias)
