@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -75,12 +75,8 @@ def parallelize(
     return module
 
 
-class _Choice(NamedTuple):
-    """A module that the plan names."""
-
-    path: str
-    module: nn.Module
-    style: Style
+_Choice: TypeAlias = tuple[str, nn.Module, Style]
+"""A module that the plan names: its path, itself, and its style."""
 
 
 def _match(module: nn.Module, styles: Mapping[str, Style]) -> list[_Choice]:
@@ -97,7 +93,7 @@ def _match(module: nn.Module, styles: Mapping[str, Style]) -> list[_Choice]:
                     f"'{path}' is matched by '{by_path[path]}' and by '{pattern}'\nhint: one style for each module"
                 )
             by_path[path] = pattern
-    return [_Choice(path, whole, styles[by_path[path]]) for path, whole in modules.items() if path in by_path]
+    return [(path, whole, styles[by_path[path]]) for path, whole in modules.items() if path in by_path]
 
 
 def _matches(path: str, pattern: str) -> bool:
