@@ -189,9 +189,7 @@ def _has_kernel(given: _Given) -> bool:
     a, b, _, out = given
     if not (out.numel() and a.shape[1]) or str(a.dtype).removeprefix("torch.") not in KIND_NAMES:
         return False
-    if not _has_triton():
-        return False
-    return Operands.of(a, b, has_descriptors=has_descriptors(a.device.index)).is_by_descriptor
+    return _has_triton() and Operands.of(a, b, has_descriptors=has_descriptors(a.device.index)).is_by_descriptor
 
 
 @cache
