@@ -123,11 +123,9 @@ class _Way:
         self.costs, self.gpus, self.num = costs, tuple(gpus), len(gpus)
         self.reasons: dict[str, None] = {}  # what was not measured and was asked for
         self._uuids = {gpu: costs.gpu_uuid(gpu) for gpu in self.gpus}
-        self._pairs = list(permutations(range(self.num), 2)) if self.num <= _MOST_PAIRED else self._neighbours()
+        neighbours = [(rank, (rank + 1) % self.num) for rank in range(self.num)]
+        self._pairs = list(permutations(range(self.num), 2)) if self.num <= _MOST_PAIRED else neighbours
         self._tell_of_links()
-
-    def _neighbours(self) -> list[tuple[int, int]]:
-        return [(rank, (rank + 1) % self.num) for rank in range(self.num)]
 
     def time_us(self, collective: CollectiveSpec, size_bytes: int) -> float:
         """For one tensor of each party."""
