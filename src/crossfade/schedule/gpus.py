@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypeAlias, TypeGuard
+from typing import NamedTuple, TypeAlias
 
 from crossfade.schedule import links
 from crossfade.schedule.cores import Cores, Lane, Work
@@ -322,7 +322,7 @@ class GpuClock:
         for gpu in running.gpus:
             factor = max(factor, len(self._kernels[gpu]))
             for move in self._moves[gpu]:
-                if _moves(move.what):
+                if not isinstance(move.what, Kernels):
                     most = max(most, self._slowdown(move.what.transport).compute)
         return factor * most
 
@@ -357,7 +357,3 @@ def link_name(source: str, target: str) -> str:
 
 def _number(running: _Running) -> int:
     return running.number
-
-
-def _moves(what: Kernels | Push | Exchange) -> TypeGuard[Push | Exchange]:
-    return not isinstance(what, Kernels)
