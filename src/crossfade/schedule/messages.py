@@ -42,7 +42,8 @@ def add_messages(draft: Draft) -> Draft:
                 senders, _with_moves(party, uses, incoming, outgoing, places, blocking[party])
             )
     writes = [_move_out(spec) for item in draft.inputs for spec in outgoing[item.value]]
-    reads = [_move_in(incoming[DRIVER, value]) for value in _made_order(draft, draft.outputs)]
+    wanted = set(draft.outputs)
+    reads = [_move_in(incoming[DRIVER, value]) for value in draft.maker if value in wanted]  # as they are made
     draft.programs[DRIVER] = [*writes, *reads]
     return draft
 
@@ -93,12 +94,6 @@ def _places(draft: Draft) -> dict[str, tuple[int, int]]:
         step = steps[collective.outputs[0][0]]
         places |= {value: (step, steps[value]) for values in collective.outputs for value in values}
     return places
-
-
-def _made_order(draft: Draft, values: Iterable[str]) -> list[str]:
-    """The distinct values, in the order in which they are made."""
-    wanted = set(values)
-    return [value for value in draft.maker if value in wanted]
 
 
 def _move_in(spec: ChannelSpec) -> Action:
