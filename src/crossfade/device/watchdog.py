@@ -200,7 +200,7 @@ def _release_all(signals: Sequence[Releasable]) -> list[str]:
     return [signal.label for signal in found]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Release:
     """Streams that are being released after a death.
 
