@@ -33,9 +33,10 @@ class Pins:
         self.collect()
         return self._homes[0].driver.map_host(memory, offset, size_bytes, label)
 
-    def drop(self, piece: HostRange) -> None:
-        """Nothing new will be enqueued for it; it is given up when the devices are idle."""
-        self._dropped.append(piece)
+    def drop(self, piece: HostRange | None) -> None:
+        """Nothing new will be enqueued for it; it is given up when the devices are idle. None: there is nothing to give up."""
+        if piece is not None:
+            self._dropped.append(piece)
 
     def collect(self) -> bool:
         """Gives up what was dropped, if that does not have to wait; whether it does. A device that refuses to say so keeps it."""
@@ -97,18 +98,13 @@ class PinnedWriterSlots(WriterSlots):
 
     def _grow(self, slot: int, size_bytes: int) -> None:
         super()._grow(slot, size_bytes)
-        self._unpin(slot)
-
-    def _unpin(self, slot: int) -> None:
-        pinned = self._pinned.pop(slot, None)
-        if pinned is not None:
-            self._pins.drop(pinned)
+        self._pins.drop(self._pinned.pop(slot, None))
 
     def close(self) -> None:
         """Releases the memory, on which no copies may be under way."""
         super().close()
         for slot in list(self._pinned):
-            self._unpin(slot)
+            self._pins.drop(self._pinned.pop(slot, None))
 
 
 class PinnedReaderSlots(ReaderSlots):
@@ -201,7 +197,7 @@ class PinnedReaderSlots(ReaderSlots):
         before = self._mapped.get(slot)
         mapped = super()._map(slot, offset, capacity)
         if before is not None and before is not mapped:
-            self._unpin(before.offset)
+            self._pins.drop(self._pinned.pop(before.offset, None))
         return mapped
 
     def _map_piece(self, offset: int, capacity: int) -> mmap.mmap | memoryview:
@@ -213,15 +209,10 @@ class PinnedReaderSlots(ReaderSlots):
         self._pinned[offset] = pinned
         return pinned.view()
 
-    def _unpin(self, offset: int) -> None:
-        pinned = self._pinned.pop(offset, None)
-        if pinned is not None:
-            self._pins.drop(pinned)
-
     def close(self) -> None:
         """What is read from by a device stays pinned until that is over."""
         self._is_closed = True
         super().close()
         self._ending.clear()
         for offset in list(self._pinned):
-            self._unpin(offset)
+            self._pins.drop(self._pinned.pop(offset, None))
