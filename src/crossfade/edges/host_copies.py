@@ -34,8 +34,6 @@ from crossfade.edges.publisher import Publisher
 from crossfade.errors import DeviceError
 from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell
 
-_NOBODY: Mapping[int, Begin] = {}
-
 
 class HostCopies:
     """The copies between the devices of one process and the host, for all of its channels."""
@@ -65,9 +63,7 @@ class HostCopies:
 
     # Out of a device
 
-    def copy_out(
-        self, address: int, tensors: Iterable[Placed], begins: Mapping[int, Begin] = _NOBODY
-    ) -> tuple[PooledEvent, ...]:
+    def copy_out(self, address: int, tensors: Iterable[Placed], begins: Mapping[int, Begin]) -> tuple[PooledEvent, ...]:
         """Enqueues copies of tensors (with their places in the message), that torch's current streams compute, to a message that
         begins at an address. ``begins`` records them, by device. Gives the events at which they are done. Raises a `DeviceError`
         if something was refused; some copies may be enqueued (`ends_of_copies`).
