@@ -232,7 +232,7 @@ class ShmWriter(RingEnd):
         except BaseException:
             self._slots.put_back(slot)
             raise
-        self._name_slot((slot, offset, capacity), message.size_bytes, kind)
+        self.stage_reserved((slot, offset, capacity), message.size_bytes, kind)
         return slot
 
     def _try_stage_array(self, array: Any) -> bool:
@@ -252,7 +252,7 @@ class ShmWriter(RingEnd):
             except BaseException:
                 self._slots.put_back(slot)
                 raise
-            self._name_slot((slot, offset, capacity), size, SLOT_ARRAY)
+            self.stage_reserved((slot, offset, capacity), size, SLOT_ARRAY)
         self.words[(self.at >> 3) + 4] = len(description)
         self.board[start:data_at] = description
         return True
@@ -264,20 +264,17 @@ class ShmWriter(RingEnd):
             self.raise_if_ended()  # another thread has closed it meanwhile
             raise
 
-    def _name_slot(self, place: tuple[int, int, int], size: int, kind: int) -> None:
-        word = self.at >> 3
-        self.words[word + 1], self.words[word + 2], self.words[word + 3] = place
-        self.words[word] = size << 8 | kind
-        self._num_bytes += size
-
     def reserve(self, size: int) -> tuple[tuple[int, int, int], memoryview]:
         """A slot, and its memory, for an owner that fills it bit by bit and then calls `stage_reserved`."""
         slot, offset, capacity, memory = self._slots.take(size)
         return (slot, offset, capacity), memoryview(memory)
 
     def stage_reserved(self, place: tuple[int, int, int], size: int, kind: int) -> None:
-        """`stage` for what an owner has filled."""
-        self._name_slot(place, size, kind)
+        """`stage` for what lies in a slot already: names it in the record."""
+        word = self.at >> 3
+        self.words[word + 1], self.words[word + 2], self.words[word + 3] = place
+        self.words[word] = size << 8 | kind
+        self._num_bytes += size
 
     def take_room(self) -> bool:
         """Takes the room of one record, for an owner that counts by itself, and may take that of several before it fills them.
