@@ -22,6 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
@@ -73,7 +74,7 @@ class GlooLink:
         """The reading end of channel number ``index``."""
         self._incoming = self._incoming or _ReceiveLane(self._group)
         self._incoming.peers[self._rank[writer]] = writer
-        self._incoming.add_slots(depth)
+        self._incoming.buffers.num_slots += depth
         return GlooReader(name, index, depth, self._incoming, self._rank[writer], self._bell)
 
     def close(self) -> None:
@@ -128,10 +129,8 @@ class _SendLane:
             except RuntimeError as error:
                 writer.break_off(f"gloo could not send to {self.peer_name}: {error}")
             writer.bell.ring_if_asleep()
-        try:
+        with suppress(RuntimeError):  # the peer is gone already
             self._send(_head(_END, 0, 0))
-        except RuntimeError:
-            return  # the peer is gone already
 
     def _send_message(self, index: int, message: Encoded) -> int:
         """When its head had gone out: until then the peer may not have been ready to take one."""
@@ -159,15 +158,11 @@ class _ReceiveLane:
     def __init__(self, group: Any) -> None:
         self.group: Any = group
         self.peers: dict[int, str] = {}  # names of those who send to us, by rank
-        self._buffers = ReceiveBuffers()
+        self.buffers = ReceiveBuffers()
         self._ended: set[int] = set()
         self.permits: SimpleQueue[GlooReader | None] = SimpleQueue()
         self.thread = threading.Thread(target=self._run, name="crossfade-receive", daemon=True)
         self.thread.start()
-
-    def add_slots(self, num_slots: int) -> None:
-        """As many values more may be held at once."""
-        self._buffers.num_slots += num_slots
 
     def ask_to_end(self) -> None:
         """What the peers still send is received and dropped, up to their END."""
@@ -188,11 +183,9 @@ class _ReceiveLane:
             self._drain(peer)
 
     def _drain(self, peer: int) -> None:
-        try:
+        with suppress(RuntimeError, ValueError, ChannelError):  # the peer is gone already
             while self._receive_message(peer)[0] != _END:
                 pass
-        except (RuntimeError, ValueError, ChannelError):
-            return  # the peer is gone already
 
     def _serve(self, reader: GlooReader) -> bool:
         """Receives one value; False if END came instead."""
@@ -216,7 +209,7 @@ class _ReceiveLane:
         index, first_bytes, size_bytes = head.tolist()
         if not 0 <= first_bytes <= size_bytes:
             raise ChannelError(f"a message's head says {first_bytes} of {size_bytes} bytes")
-        message = self._buffers.take(size_bytes)
+        message = self.buffers.take(size_bytes)
         if not size_bytes:
             return index, start_ns, message
         whole = torch.frombuffer(message, dtype=torch.uint8)
