@@ -104,12 +104,7 @@ def _dump_plain(value: object) -> Pickled:
 def dump_constants(value: object) -> Pickled:
     """A value as a pickle that cloudpickle has made, for a reader who has its tensors to itself: they come back as they are."""
     with Fitting(value):
-        if _has_torch():
-            from crossfade.channels.values.tensors import OwnTensorReducer, dump_by_cloudpickle
-
-            kept = OwnTensorReducer()
-            return kept.pickled(dump_by_cloudpickle(value, kept))
-        return _dump_by_cloudpickle(value)
+        return _dump_by_cloudpickle(value, is_own=True)
 
 
 def _dump_with_tensors(value: object) -> Pickled:
@@ -120,11 +115,12 @@ def _dump_with_tensors(value: object) -> Pickled:
     return kept.pickled(file.getvalue())
 
 
-def _dump_by_cloudpickle(value: object) -> Pickled:
+def _dump_by_cloudpickle(value: object, *, is_own: bool = False) -> Pickled:
+    """``is_own``: its reader has its tensors to itself."""
     if _has_torch():
-        from crossfade.channels.values.tensors import TensorReducer, dump_by_cloudpickle
+        from crossfade.channels.values.tensors import OwnTensorReducer, TensorReducer, dump_by_cloudpickle
 
-        kept = TensorReducer()
+        kept = OwnTensorReducer() if is_own else TensorReducer()
         return kept.pickled(dump_by_cloudpickle(value, kept))
     import cloudpickle
 
