@@ -36,15 +36,13 @@ class TracedGraph:
     @cached_property
     def outputs(self) -> list[fx.Node]:
         """The values that the module returns, in order; one may be there twice."""
-        last = next(node for node in self.module.graph.nodes if node.op == "output")
-        return nodes_in(last.args)
+        return nodes_in(self.module.graph.output_node().args)
 
     @cached_property
     def place(self) -> dict[fx.Node, int]:
         """The position of each operation; -1 for inputs, the number of operations for the output."""
-        places = {node: place for place, node in enumerate(self.operations)}
-        places |= dict.fromkeys(self.inputs, -1)
-        return {**places, **{n: len(self.operations) for n in self.module.graph.nodes if n.op == "output"}}
+        places = {node: place for place, node in enumerate([*self.operations, self.module.graph.output_node()])}
+        return {**places, **dict.fromkeys(self.inputs, -1)}
 
     def last_use(self, node: fx.Node) -> int:
         """The position of the last operation, or output, that uses a value; -1 for none."""

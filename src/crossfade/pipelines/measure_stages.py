@@ -100,7 +100,7 @@ def runnable_stages(module: fx.GraphModule) -> list[RunnableStage]:
             stages.append([])
         elif node.op.startswith("call_"):
             stages[-1].append(node)
-    last = next(node for node in module.graph.nodes if node.op == "output")
+    last = module.graph.output_node()
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
     found = []
     for nodes, following in zip(stages, [*stages[1:], [last]], strict=True):

@@ -56,7 +56,7 @@ class _Cutter:
         self._traced, self._graph = traced, traced.module.graph
         self._crossing = {cut: traced.crossing(cut) for cut in cuts}
         self._operations = list(traced.operations)
-        self._last = next(node for node in self._graph.nodes if node.op == "output")
+        self._last = self._graph.output_node()
         self._outputs = list(traced.outputs)
         self._now: dict[fx.Node, fx.Node] = {}
 
