@@ -172,7 +172,7 @@ class Wire:
             return frames
         self.owes = False  # before looking: another thread may say so again meanwhile
         for channel, landing in self._landings.items():
-            num = (landing.num_read if landing.is_counted else landing.num_freed) - landing.num_returned
+            num = landing.num_due
             if num and (not only_due or num >= landing.most_due):
                 frames += HEAD.pack(channel, TOKENS, num)
                 landing.num_returned += num
