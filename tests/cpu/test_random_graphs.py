@@ -12,7 +12,6 @@ from tests.helpers.counts import num
 from tests.helpers.graphs import (
     TENSOR_KINDS,
     TENSOR_METHODS,
-    Bench,
     Benches,
     GraphDraw,
     check_against_plain_calls,
@@ -52,10 +51,8 @@ def tensor_benches() -> Iterator[Benches]:
     pytest.importorskip("torch")
     from tests.helpers.tensor_workers import TensorWorker
 
-    inline, local = Bench("inline", TensorWorker), Bench("local", TensorWorker, preload=TORCH)
-    yield inline, local
-    inline.session.close()
-    local.session.close()
+    with open_benches(TensorWorker, TORCH) as both:
+        yield both
 
 
 @settings(max_examples=num(20, 600))

@@ -24,11 +24,11 @@ from tests.helpers.footprint import check_growth  # noqa: E402
 from tests.helpers.graphs import (  # noqa: E402
     TENSOR_KINDS,
     TENSOR_METHODS,
-    Bench,
     Benches,
     GraphDraw,
     check_engines_agree,
     graph_draws,
+    open_benches,
 )
 from tests.helpers.sessions import TORCH, opened  # noqa: E402
 from tests.helpers.tensor_workers import TensorWorker  # noqa: E402
@@ -100,10 +100,8 @@ def benches() -> Iterator[Benches]:
     with pytest.MonkeyPatch.context() as patch:  # the inline engine's actors live in this process
         for name in ("_RULES", "Turns"):
             patch.setattr(device_turns, name, getattr(device_turns, name))
-        inline, local = Bench("inline", TurnWorker), Bench("local", TurnWorker, preload=TORCH)
-        yield inline, local
-        inline.session.close()
-        local.session.close()
+        with open_benches(TurnWorker, TORCH) as both:
+            yield both
 
 
 DRAWS = graph_draws(transports=("copy",), kinds=TENSOR_KINDS, methods=TENSOR_METHODS, most_depth=4)

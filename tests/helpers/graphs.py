@@ -165,9 +165,9 @@ Benches = tuple[Bench, Bench]
 
 
 @contextmanager
-def open_benches() -> Iterator[Benches]:
+def open_benches(cls: type = Worker, preload: tuple[str, ...] = ()) -> Iterator[Benches]:
     """Both benches, closed at the end."""
-    inline, local = Bench("inline"), Bench("local")
+    inline, local = Bench("inline", cls), Bench("local", cls, preload=preload)
     yield inline, local
     inline.session.close()
     local.session.close()
