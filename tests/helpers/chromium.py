@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import json
 import os
@@ -168,10 +167,6 @@ class Page:
     def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
         """An event of the mouse: ``mouseMoved``, ``mousePressed``, ``mouseReleased``, ``mouseWheel``."""
         self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
-
-    def screenshot(self, path: Path) -> None:
-        """A picture of the window, as PNG."""
-        path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"]))
 
 
 @contextmanager
