@@ -13,6 +13,7 @@ import pytest
 
 import crossfade
 from crossfade.api import session as sessions
+from crossfade.host.processes import await_end
 from tests.helpers import doers
 from tests.helpers.doers import graph_of
 from tests.helpers.sessions import NUMPY, on_each_engine, opened
@@ -257,11 +258,7 @@ def test_what_a_dead_actor_held_is_found_free_though_nobody_looked(local: None) 
 
 
 def _await_end(watch: int) -> None:
-    import select
-
-    poller = select.poll()
-    poller.register(watch, select.POLLIN)
-    assert poller.poll(20_000)
+    assert await_end(watch, 20)
     os.close(watch)
 
 
