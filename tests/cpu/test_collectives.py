@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,17 +14,14 @@ from crossfade.collective import ReduceOp, allgather, allreduce, broadcast, redu
 
 torch = pytest.importorskip("torch", reason="collectives need torch")
 
-from tests.helpers.collective_bench import Bench, bench_of, open_both  # noqa: E402
+from tests.helpers.collective_bench import Bench, bench_of, both_benches  # noqa: E402
 from tests.helpers.collective_makers import NUM_ACTORS, Maker, all_makes, expected_reduction, make, same  # noqa: E402
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 
 
-@pytest.fixture(scope="module")
-def both() -> Iterator[tuple[Bench, Bench]]:
-    """One thread, and processes, whose collectives go by gloo or by copies."""
-    yield from open_both()
+both = both_benches
 
 
 @pytest.fixture(params=["inline", "local", "copy"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -20,14 +19,10 @@ from tests.helpers.calm import calm_s
 pytest.importorskip("torch", reason="collectives need torch")
 
 from crossfade.collectives.opening import open_group
-from tests.helpers.collective_bench import Bench, bench_of, open_both
+from tests.helpers.collective_bench import Bench, bench_of, both_benches
 from tests.helpers.collective_makers import Maker, all_makes, expected_reduction, same
 
-
-@pytest.fixture(scope="module")
-def both() -> Iterator[tuple[Bench, Bench]]:
-    """One thread, and processes, whose collectives go by gloo or by copies."""
-    yield from open_both()
+both = both_benches
 
 
 @pytest.fixture(params=["local", "copy"])

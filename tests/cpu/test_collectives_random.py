@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,15 +14,11 @@ from crossfade.collective import allreduce
 
 torch = pytest.importorskip("torch", reason="collectives need torch")
 
-from tests.helpers.collective_bench import Bench, open_both  # noqa: E402
+from tests.helpers.collective_bench import Bench, both_benches  # noqa: E402
 from tests.helpers.collective_makers import NUM_ACTORS  # noqa: E402
 from tests.helpers.counts import num  # noqa: E402
 
-
-@pytest.fixture(scope="module")
-def both() -> Iterator[tuple[Bench, Bench]]:
-    """One thread, and processes, whose collectives go by gloo or by copies."""
-    yield from open_both()
+both = both_benches
 
 
 @dataclass(frozen=True)

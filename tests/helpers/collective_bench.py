@@ -67,7 +67,8 @@ def outcome(ref: crossfade.CompiledRef) -> Any:
         return error
 
 
-def open_both() -> Iterator[tuple[Bench, Bench]]:
+@pytest.fixture(scope="module")
+def both_benches() -> Iterator[tuple[Bench, Bench]]:
     """One thread, and processes, whose collectives go by gloo or by copies."""
     with Bench.open("inline") as inline, Bench.open("local") as local:
         yield inline, local
