@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-import crossfade
 from crossfade.cli.exits import UsersMistake
 from crossfade.cli.topology import bar, run_steps, show_topology
 from crossfade.errors import DeviceError
@@ -23,7 +22,6 @@ from tests.helpers.gpus import num_gpus
 from tests.helpers.made_up import A, B, found, measured
 from tests.helpers.programs import environment, python
 
-SOURCE = Path(crossfade.__file__).parents[1]
 pytestmark = pytest.mark.timeout(60)
 
 

@@ -52,7 +52,6 @@ def test_results_are_looked_at_and_come_in_order(inline: None) -> None:
             alone_us(graph, [1, 2], lambda sent, got: got == 1)
 
 
-SOURCE = Path(crossfade.__file__).parents[1]
 PREDICTED = {"rounds(rounds=1)": 1300.0, "plain": 1660.0}
 pytestmark = pytest.mark.timeout(60)
 

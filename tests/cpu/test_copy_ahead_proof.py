@@ -37,7 +37,6 @@ from tests.helpers.interleaved import Killed, RungBell, Stage, Task  # noqa: E40
 pytestmark = interpreted_only("its threads take turns between two lines of Python")
 open_copy: Any = open_copy_ends
 MODULES = (by_copies, by_copies_in, device_lane, shm_ring, shm_reader, edge_reader, edge_writer, ring_sender)
-MASK, HALF = 0xFFFF_FFFF, 0x8000_0000
 
 MAKERS: list[Callable[[int], Any]] = [
     lambda i: torch.full((3,), i),

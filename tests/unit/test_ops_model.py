@@ -24,7 +24,6 @@ COOL = replace(H200, waves=((2048, 26.9), (4096, 51.7), (7168, 82.0), (8192, 84.
 """Short runs of GPUs that are not at their power limit: what the figures below were measured with."""
 MODEL = Model(COOL)
 SCATTER, REDUCE, GATHER, EXCHANGE = Operator
-SUMS = (SCATTER, REDUCE)
 
 MEASURED_PRODUCT = {
     (8192, 8192, 2048): 0.43,

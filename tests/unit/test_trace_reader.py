@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,14 +24,6 @@ def program(rank: Rank) -> None:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return Machine(program).save(tmp_path)[0]
-
-
-def changed(path: Path, **event: Any) -> Path:
-    trace = json.loads(path.read_text())
-    for one in trace["traceEvents"]:
-        one.update(event)
-    path.write_text(json.dumps(trace))
-    return path
 
 
 def test_what_is_read(path: Path) -> None:
