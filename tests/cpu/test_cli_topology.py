@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import subprocess
@@ -10,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from crossfade.cli.exits import UsersMistake
 from crossfade.cli.topology import bar, run_steps, show_topology
@@ -18,6 +16,7 @@ from crossfade.errors import DeviceError
 from crossfade.profile.steps import steps_for
 from crossfade.topology import Launch, Rate, Slowdown, load_topology, save_topology
 from tests.helpers.clocked_crew import ClockedCrew
+from tests.helpers.command_line import console, text_of
 from tests.helpers.gpus import num_gpus
 from tests.helpers.made_up import A, B, found, measured
 from tests.helpers.programs import environment, python
@@ -28,15 +27,6 @@ pytestmark = pytest.mark.timeout(60)
 def command(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     variables = environment(COLUMNS="120", XDG_CACHE_HOME=str(folder / "cache"))
     return python("-m", "crossfade", "topology", *arguments, cwd=folder, env=variables)
-
-
-def console() -> Console:
-    return Console(file=io.StringIO(), width=140, highlight=False, force_terminal=False)
-
-
-def text_of(made: Console) -> str:
-    assert isinstance(made.file, io.StringIO)
-    return made.file.getvalue()
 
 
 def rows(text: str, title: str) -> list[list[str]]:

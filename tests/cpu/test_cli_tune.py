@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import re
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 import crossfade
 from crossfade.api import remote
@@ -18,7 +16,7 @@ from crossfade.cli.tune import fill, local_rank_of, parse_shapes
 from crossfade.errors import DeviceError
 from crossfade.ops.calls.job import Shape
 from crossfade.ops.choice.cache import Cache
-from tests.helpers.command_line import crossfade_command
+from tests.helpers.command_line import console, crossfade_command, text_of
 from tests.helpers.gpus import num_gpus
 from tests.helpers.programs import environment, python
 from tests.helpers.tuning import SHAPE, Bench, rows
@@ -54,15 +52,6 @@ def test_results_are_looked_at_and_come_in_order(inline: None) -> None:
 
 PREDICTED = {"rounds(rounds=1)": 1300.0, "plain": 1660.0}
 pytestmark = pytest.mark.timeout(60)
-
-
-def console(*, is_quiet: bool = False) -> Console:
-    return Console(file=io.StringIO(), width=160, highlight=False, force_terminal=False, quiet=is_quiet)
-
-
-def text_of(made: Console) -> str:
-    assert isinstance(made.file, io.StringIO)
-    return made.file.getvalue()
 
 
 @pytest.mark.skipif(num_gpus() > 0, reason="there are GPUs here, which tests/gpu2 tune for")

@@ -1,9 +1,12 @@
-"""The command ``crossfade`` in a process of its own."""
+"""The command ``crossfade`` in a process of its own, and consoles that its parts write to."""
 
 from __future__ import annotations
 
+import io
 import subprocess
 from pathlib import Path
+
+from rich.console import Console
 
 import crossfade
 from tests.helpers import programs
@@ -28,3 +31,12 @@ def crossfade_command(
     if not imported:
         return programs.python(*how, *arguments, cwd=folder, env=environment(), timeout_s=LIMIT_S)
     return warm_python(imported, *how, *arguments, cwd=folder, env=environment(), timeout_s=LIMIT_S)
+
+
+def console(*, is_quiet: bool = False) -> Console:
+    return Console(file=io.StringIO(), width=160, highlight=False, force_terminal=False, quiet=is_quiet)
+
+
+def text_of(made: Console) -> str:
+    assert isinstance(made.file, io.StringIO)
+    return made.file.getvalue()
