@@ -12,8 +12,8 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
-from tests.helpers import copy_graphs  # noqa: E402
 from tests.helpers.calm import calm_s  # noqa: E402
+from tests.helpers.copy_graphs import NcclWorker  # noqa: E402
 from tests.helpers.footprint import footprint, growth  # noqa: E402
 
 pytestmark = [
@@ -22,16 +22,7 @@ pytestmark = [
 ]
 
 
-class Worker(copy_graphs.Worker):
-    def __init__(self) -> None:
-        from crossfade.edges import nccl_link
-        from tests.helpers.nccl_pair import StandIn
-
-        super().__init__()
-        nccl_link.nccl_group = StandIn
-
-
-Remote = crossfade.remote(Worker)
+Remote = crossfade.remote(NcclWorker)
 
 
 @pytest.fixture(scope="module")

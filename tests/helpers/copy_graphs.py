@@ -52,6 +52,17 @@ class Worker:
         return os.getpid()
 
 
+class NcclWorker(Worker):
+    """Has gloo in NCCL's place."""
+
+    def __init__(self) -> None:
+        from crossfade.edges import nccl_link
+        from tests.helpers.nccl_pair import StandIn
+
+        super().__init__()
+        nccl_link.nccl_group = StandIn
+
+
 def chain(actors: list[Any], transport: str, **options: Any) -> Any:
     first, second, third = actors
     with crossfade.InputNode() as given:

@@ -7,18 +7,11 @@ from functools import partial
 from typing import Any
 
 import crossfade
-from tests.helpers import copy_graphs
+from tests.helpers.copy_graphs import NcclWorker
 from tests.helpers.ray_world import World, case, dies, run
 
 
-class Worker(copy_graphs.Worker):
-    def __init__(self) -> None:
-        from crossfade.edges import nccl_link
-        from tests.helpers.nccl_pair import StandIn
-
-        super().__init__()
-        nccl_link.nccl_group = StandIn
-
+class Worker(NcclWorker):
     def gpus(self) -> tuple[list[str], str | None]:
         import ray
 
