@@ -52,11 +52,15 @@ class NoWait(Lane):
         pass
 
 
-class NoWaitAtAll(NoWait):
-    """Nor for steps."""
+class NoStepWait(Lane):
+    """Does not wait for steps."""
 
     def await_step(self, epoch: Epoch, peers: list[int], stream: int, step: int, num_steps: int) -> None:
         pass
+
+
+class NoWaitAtAll(NoWait, NoStepWait):
+    """For neither."""
 
 
 class WaitBehindFork(Lane):
@@ -173,13 +177,6 @@ class NeverCleared(Lane):
 
     def await_step(self, epoch: Epoch, peers: list[int], stream: int, step: int, num_steps: int) -> None:
         super().await_step(epoch, peers, stream, step, num_steps + 1)
-
-
-class NoStepWait(Lane):
-    """Does not wait for steps."""
-
-    def await_step(self, epoch: Epoch, peers: list[int], stream: int, step: int, num_steps: int) -> None:
-        pass
 
 
 class StepBehind(Lane):
