@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,15 +33,22 @@ def take(parties: Parties, channel: str) -> Any:
     return parties["R"].readers[channel].try_read()
 
 
-def warm(parties: Parties, value: Any = None) -> None:
+def warm(parties: Parties) -> None:
     """One execution, so that there are slots."""
     for index in range(3):
-        assert parties.try_write(f"n{index}", large() if value is None else value)
+        assert parties.try_write(f"n{index}", large())
     parties.run()
     for index in range(3):
         take(parties, f"n{index}")
     parties.run()
     parties.log.clear()
+
+
+@pytest.fixture
+def parties() -> Iterator[Parties]:
+    with open_parties(fan_in()) as parties:
+        warm(parties)
+        yield parties
 
 
 def copied(parties: Parties) -> list[str]:
@@ -66,105 +74,93 @@ def test_pushes_that_are_enqueued_go_in_the_order_of_first_use(order: tuple[int,
         assert all(not party.wakes for party in parties.values())
 
 
-def test_a_push_is_held_for_no_longer_than_it_takes_by_itself() -> None:
-    with open_parties(fan_in()) as parties:
-        warm(parties)
-        second, value = parties["S1"], large(7)
+def test_a_push_is_held_for_no_longer_than_it_takes_by_itself(parties: Parties) -> None:
+    second, value = parties["S1"], large(7)
+    assert not parties.try_write("n1", value)
+    assert second.wakes[-1] == pytest.approx(ALONE_S)
+    parties.now_s += 0.75 * ALONE_S
+    assert not parties.try_write("n1", value)
+    assert second.wakes[-1] == pytest.approx(0.25 * ALONE_S)
+    parties.now_s += 0.3 * ALONE_S
+    assert parties.try_write("n1", value)
+    parties.run()
+    assert copied(parties) == ["S1"]  # and did not wait for what is not enqueued
+    assert take(parties, "n1")[0].item() == 7
+    num_wakes = len(second.wakes)
+    assert parties.try_write("n0", large())  # late: nobody waits for the one after it
+    assert parties.try_write("n2", large())
+    assert len(second.wakes) == num_wakes
+
+
+def test_each_value_is_held_for_itself(parties: Parties) -> None:
+    for number in range(2):
+        value = large(number)
         assert not parties.try_write("n1", value)
-        assert second.wakes[-1] == pytest.approx(ALONE_S)
-        parties.now_s += 0.75 * ALONE_S
-        assert not parties.try_write("n1", value)
-        assert second.wakes[-1] == pytest.approx(0.25 * ALONE_S)
-        parties.now_s += 0.3 * ALONE_S
+        parties.now_s += 1.0
         assert parties.try_write("n1", value)
-        parties.run()
-        assert copied(parties) == ["S1"]  # and did not wait for what is not enqueued
-        assert take(parties, "n1")[0].item() == 7
-        num_wakes = len(second.wakes)
-        assert parties.try_write("n0", large())  # late: nobody waits for the one after it
-        assert parties.try_write("n2", large())
-        assert len(second.wakes) == num_wakes
 
 
-def test_each_value_is_held_for_itself() -> None:
-    with open_parties(fan_in()) as parties:
-        warm(parties)
-        for number in range(2):
-            value = large(number)
-            assert not parties.try_write("n1", value)
-            parties.now_s += 1.0
-            assert parties.try_write("n1", value)
-
-
-def test_the_predecessor_rings_who_holds_a_push_and_nobody_else() -> None:
-    with open_parties(fan_in()) as parties:
-        warm(parties)
-        bell = parties["S1"].bell
-        os.eventfd_read(bell.event_fd)  # offers of slots
-        bell.flags[0] = 1  # it sleeps
-        assert parties.try_write("n0", large())
-        with pytest.raises(BlockingIOError):
-            os.eventfd_read(bell.event_fd)
-        assert parties.try_write("n1", large())
-        value = large()
-        assert not parties.try_write("n1", value)
-        assert parties.try_write("n0", large())
-        assert os.eventfd_read(bell.event_fd) == 1
-        assert parties.try_write("n1", value)
+def test_the_predecessor_rings_who_holds_a_push_and_nobody_else(parties: Parties) -> None:
+    bell = parties["S1"].bell
+    os.eventfd_read(bell.event_fd)  # offers of slots
+    bell.flags[0] = 1  # it sleeps
+    assert parties.try_write("n0", large())
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(bell.event_fd)
+    assert parties.try_write("n1", large())
+    value = large()
+    assert not parties.try_write("n1", value)
+    assert parties.try_write("n0", large())
+    assert os.eventfd_read(bell.event_fd) == 1
+    assert parties.try_write("n1", value)
 
 
 @pytest.mark.parametrize("value", [None, 5, "tensor"])
-def test_values_without_large_tensors_neither_wait_nor_are_waited_for(value: Any) -> None:
+def test_values_without_large_tensors_neither_wait_nor_are_waited_for(parties: Parties, value: Any) -> None:
     small = torch.ones(LARGE_BYTES - 1, dtype=torch.uint8) if value == "tensor" else value
-    with open_parties(fan_in()) as parties:
-        warm(parties)
-        assert parties.try_write("n1", small)  # before its predecessor
-        parties["S0"].hold()
-        assert parties.try_write("n0", small)
-        assert parties.try_write("n0", large())
-        assert parties.try_write("n2", large())  # of the execution in which n1 was small
-        assert parties.try_write("n1", large())  # of the next one, in which n0 is large
-        parties.run()
-        assert copied(parties) == ["S2"]
-        parties["S0"].let_go()
-        parties.run()
-        assert copied(parties) == ["S2", "S0", "S1"]
+    assert parties.try_write("n1", small)  # before its predecessor
+    parties["S0"].hold()
+    assert parties.try_write("n0", small)
+    assert parties.try_write("n0", large())
+    assert parties.try_write("n2", large())  # of the execution in which n1 was small
+    assert parties.try_write("n1", large())  # of the next one, in which n0 is large
+    parties.run()
+    assert copied(parties) == ["S2"]
+    parties["S0"].let_go()
+    parties.run()
+    assert copied(parties) == ["S2", "S0", "S1"]
 
 
-def test_a_predecessor_that_is_further_is_waited_for_no_longer_than_for_its_value() -> None:
+def test_a_predecessor_that_is_further_is_waited_for_no_longer_than_for_its_value(parties: Parties) -> None:
     """It may push the next value as soon as it has a slot; its counter says both."""
-    with open_parties(fan_in()) as parties:
-        warm(parties)
-        parties["S0"].hold()
-        for number in range(2):
-            assert parties.try_write("n0", large(number))
-        assert parties.try_write("n1", large())
+    parties["S0"].hold()
+    for number in range(2):
+        assert parties.try_write("n0", large(number))
+    assert parties.try_write("n1", large())
+    parties.run()
+    assert copied(parties) == []
+    driver, push = parties["S0"].driver, parties["S0"].home.push_stream
+    while copied(parties) != ["S0", "S1"]:
+        assert copied(parties) in ([], ["S0"])
+        driver.step(push)
         parties.run()
-        assert copied(parties) == []
-        driver, push = parties["S0"].driver, parties["S0"].home.push_stream
-        while copied(parties) != ["S0", "S1"]:
-            assert copied(parties) in ([], ["S0"])
-            driver.step(push)
-            parties.run()
 
 
-def test_the_counter_of_a_dead_writer_is_among_what_is_let_go() -> None:
-    with open_parties(fan_in()) as parties:
-        warm(parties)
-        parties["S0"].hold()
-        assert parties.try_write("n0", large())
-        assert parties.try_write("n1", large())
-        parties.run()
-        assert copied(parties) == []
-        waited_for = [signal for signal in parties["S1"].ends.signals("S0") if not signal.is_set()]
-        assert [signal.label for signal in waited_for] == ["pushed of n0 to R"]
-        assert all(signal.is_set() for name in ("S2", "R") for signal in parties["S1"].ends.signals(name))
-        report = release(
-            parties["S1"].driver, "S0", lambda: parties["S1"].ends.signals("S0"), [parties["S1"].home.push_stream]
-        )
-        assert report.is_free
-        assert report.waited_for == ("pushed of n0 to R",)
-        assert copied(parties) == ["S1"]
+def test_the_counter_of_a_dead_writer_is_among_what_is_let_go(parties: Parties) -> None:
+    parties["S0"].hold()
+    assert parties.try_write("n0", large())
+    assert parties.try_write("n1", large())
+    parties.run()
+    assert copied(parties) == []
+    waited_for = [signal for signal in parties["S1"].ends.signals("S0") if not signal.is_set()]
+    assert [signal.label for signal in waited_for] == ["pushed of n0 to R"]
+    assert all(signal.is_set() for name in ("S2", "R") for signal in parties["S1"].ends.signals(name))
+    report = release(
+        parties["S1"].driver, "S0", lambda: parties["S1"].ends.signals("S0"), [parties["S1"].home.push_stream]
+    )
+    assert report.is_free
+    assert report.waited_for == ("pushed of n0 to R",)
+    assert copied(parties) == ["S1"]
 
 
 def test_a_value_for_several_readers_goes_first_where_it_is_its_turn() -> None:
