@@ -28,8 +28,9 @@ from tests.cpu.test_staged_engine import Summed  # noqa: E402
 from tests.helpers.channel_pairs import check_values_stay_whole, in_turns, same  # noqa: E402
 from tests.helpers.copy_pair import host_home, lose, settle  # noqa: E402
 from tests.helpers.nccl_pair import StandIn, open_links, open_nccl_channels, open_nccl_ends, open_nccl_pair  # noqa: E402
+from tests.helpers.small_graphs import actor, compiled  # noqa: E402
 from tests.helpers.threads import together  # noqa: E402
-from tests.helpers.turn_parties import actor, call, compiled  # noqa: E402
+from tests.helpers.turn_parties import call  # noqa: E402
 
 pytestmark = pytest.mark.timeout(60)
 torch.set_num_threads(1)
@@ -219,7 +220,7 @@ def parties(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, DeviceEnds]]:
     monkeypatch.setattr(nccl_link, "nccl_group", StandIn)
     given = InputNode()
     made = call(actor("A", 0), "make", given).with_tensor_transport(Transport.NCCL)
-    plan = compiled(call(actor("B", 1), "take", made))
+    plan = compiled(call(actor("B", 1), "take", made), overlap=False)
     homes = {name: host_home() for name in ("A", "B")}
     opened = {
         name: DeviceEnds(plan, name, {}, _devices(home), {}, lambda delay_s: None) for name, home in homes.items()

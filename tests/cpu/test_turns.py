@@ -16,7 +16,8 @@ from crossfade.device.watchdog import release  # noqa: E402
 from crossfade.edges.turns import Progress, TurnRules  # noqa: E402
 from crossfade.graph.nodes import InputNode, MultiOutputNode  # noqa: E402
 from crossfade.plan.turns import LARGE_BYTES, LINK_GBS, predecessors  # noqa: E402
-from tests.helpers.turn_parties import Parties, actor, call, compiled, fan_in, open_parties  # noqa: E402
+from tests.helpers.small_graphs import actor, compiled  # noqa: E402
+from tests.helpers.turn_parties import Parties, call, fan_in, open_parties  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -168,7 +169,7 @@ def test_a_value_for_several_readers_goes_first_where_it_is_its_turn() -> None:
     inp = InputNode()
     first, both = call(actor("S0"), "make", inp), call(actor("S1"), "make", inp)
     output: Any = MultiOutputNode([call(actor("R"), "take", first, both), call(actor("Q"), "take", both)])
-    plan = compiled(output)
+    plan = compiled(output, overlap=False)
     assert predecessors(plan) == {("n1", "R"): "n0"}
     with open_parties(plan) as parties:
         for number in range(2):

@@ -19,32 +19,22 @@ from crossfade.edges.reader import DeviceReader
 from crossfade.edges.writer import DeviceWriter
 from crossfade.engines.board import board_size_bytes, device_memories, format_board, places
 from crossfade.engines.device_ends import DeviceEnds
-from crossfade.graph.check import check
-from crossfade.graph.nodes import ActorInfo, InputNode, Node, bind
+from crossfade.graph.nodes import ActorInfo, InputNode
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
 from crossfade.plan.plan import Plan
-from crossfade.schedule.compile import compile_plan
-from crossfade.types import DRIVER, Transport
+from crossfade.types import DRIVER
+from tests.helpers import small_graphs
 from tests.helpers.bells import new_bell
 from tests.helpers.host_rings import home_on
 from tests.helpers.late_driver import LateDriver
+from tests.helpers.small_graphs import actor, compiled
 
 LIMIT_S = 20.0
 
 
-def actor(name: str, *gpus: int) -> ActorInfo:
-    return ActorInfo(name, name, "s", {"make": 1, "take": 1}, gpus=gpus)
-
-
-def compiled(output: Node, max_inflight: int = 4, *, overlap: bool = False) -> Plan:
-    checked = check(output, session="s", transports=tuple(Transport))
-    return compile_plan(checked, max_inflight=max_inflight, overlap=overlap)[0]
-
-
 def call(where: ActorInfo, method: str, *args: Any) -> Any:
-    made: Any = bind(where, method, args, {})
-    return made.with_tensor_transport("copy")
+    return small_graphs.call(where, method, *args).with_tensor_transport("copy")
 
 
 def fan_in(num_senders: int = 3, *, overlap: bool = False) -> Plan:
