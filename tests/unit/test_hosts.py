@@ -9,30 +9,26 @@ import pytest
 
 from crossfade.engines.board import heaps_of, places, told_peers, wired_peers
 from crossfade.errors import GraphError
-from crossfade.graph.check import check
 from crossfade.graph.collectives import bind_collective
-from crossfade.graph.nodes import ActorInfo, InputNode, MethodNode, MultiOutputNode, bind
+from crossfade.graph.nodes import ActorInfo, InputNode, MultiOutputNode
 from crossfade.plan.parse import parse_plan
 from crossfade.plan.plan import Plan
-from crossfade.schedule.compile import compile_plan
 from crossfade.schedule.cost import CostModel
 from crossfade.schedule.simulate import simulate
 from crossfade.schedule.workload import Workload
 from crossfade.types import DRIVER, CollectiveKind, Transport
+from tests.helpers import small_graphs
 
-A, B, C, D = (ActorInfo(name, "Worker", "s", {"work": 1}) for name in "ABCD")
+A, B, C, D = map(small_graphs.actor, "ABCD")
 HOSTS = {DRIVER: "10.0.0.1", "A": "10.0.0.1", "B": "10.0.0.2", "C": "10.0.0.2", "D": "10.0.0.3"}
 
 
-def work(actor: ActorInfo, value: object) -> MethodNode:
-    node = bind(actor, "work", (value,), {})
-    assert isinstance(node, MethodNode)
-    return node
+def work(actor: ActorInfo, value: object) -> Any:
+    return small_graphs.call(actor, "work", value)
 
 
 def compiled(output: Any, hosts: dict[str, str] = HOSTS) -> Plan:
-    names = [transport.value for transport in Transport]
-    return compile_plan(check(output, session="s", transports=names), max_inflight=4, hosts=hosts)[0]
+    return small_graphs.compiled(output, overlap=False, hosts=hosts)
 
 
 def fan_out() -> MultiOutputNode:
