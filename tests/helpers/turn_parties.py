@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 from crossfade.device.context import DeviceContext
-from crossfade.device.host_driver import HostDriver
 from crossfade.edges.by_copies import OutgoingCopies
 from crossfade.edges.life import Event
 from crossfade.edges.reader import DeviceReader
@@ -121,9 +120,7 @@ class Parties(dict[str, Party]):
 
 
 @contextmanager
-def open_parties(
-    plan: Plan, make_driver: Callable[[str, list[tuple[str, int]]], HostDriver] = LateStreams
-) -> Iterator[Parties]:
+def open_parties(plan: Plan) -> Iterator[Parties]:
     """All ends of a plan's copy channels; on leaving, everything is let go, settles, and nothing may be held."""
     log: list[tuple[str, int]] = []
     parties = Parties()
@@ -136,7 +133,7 @@ def open_parties(
     heaps = {name: Memory.create("heap", 0) for name in names}
     bells = {name: new_bell() for name in names}
     for name in names:
-        home = home_on(make_driver(name, log))
+        home = home_on(LateStreams(name, log))
         wakes: list[float] = []
         devices: Any = SimpleNamespace(homes=[home])
         own = {what: Memory(os.dup(memory.fd)) for what, memory in shared.items()}
@@ -168,8 +165,7 @@ def open_parties(
 
 def _close(parties: Mapping[str, Party]) -> None:
     for party in parties.values():
-        if isinstance(party.driver, LateDriver):
-            party.let_go()
+        party.let_go()
         ends: list[Any] = [*party.writers.values(), *party.readers.values()]
         for end in ends:
             end.close()
@@ -177,8 +173,7 @@ def _close(parties: Mapping[str, Party]) -> None:
     deadline = time.monotonic() + LIMIT_S
     while not all([party.ends.drain() for party in parties.values()]):
         for party in parties.values():
-            if isinstance(party.driver, LateDriver):
-                party.driver.let_go()
+            party.driver.let_go()
         assert time.monotonic() < deadline, "the ends did not settle"
     for party in parties.values():
         party.ends.on(Event.DRAINED)
