@@ -18,18 +18,14 @@ from crossfade.ops.choice import cache as module
 from crossfade.ops.choice.cache import Cache, Decision, Source, versions
 from crossfade.ops.choice.candidate import PLAIN, Candidate
 from crossfade.topology import topology_path
+from tests.helpers.tuning import SHAPE, rows
 
 pytestmark = pytest.mark.timeout(60)
 
 SOURCE = Path(module.__file__).parents[3]
-SHAPE = Shape("matmul_reduce_scatter", 8192, 8192, 7168, "bfloat16", "nt", 4)
 ROUNDS = Candidate("rounds", (("rounds", 2),))
 DECISION = Decision((ROUNDS, PLAIN), Source.MEASURED, ((ROUNDS, 1400.5), (PLAIN, 1640.0)))
 OTHER = Decision((PLAIN,), Source.MEASURED, ((PLAIN, 99.0),))
-
-
-def other_rows(m: int) -> Shape:
-    return Shape("matmul_reduce_scatter", m, 8192, 7168, "bfloat16", "nt", 4)
 
 
 def make(folder: Path, own: str = "v1") -> Cache:
@@ -54,9 +50,9 @@ def test_what_is_kept_is_found_for_the_whole_bucket_by_another_one(tmp_path: Pat
     kept.keep(SHAPE, DECISION)
     found = make(tmp_path / "deep" / "folder")
     assert found.load(SHAPE) == DECISION
-    assert found.load(other_rows(6145)) == DECISION
-    assert found.load(other_rows(6144)) is None
-    kept.keep(other_rows(7000), OTHER)
+    assert found.load(rows(6145)) == DECISION
+    assert found.load(rows(6144)) is None
+    kept.keep(rows(7000), OTHER)
     assert found.load(SHAPE) == OTHER
     assert sorted(path.name for path in (tmp_path / "deep" / "folder").iterdir()) == [
         "choices1-NVIDIA-H200-x4-matmul_reduce_scatter.json",
@@ -131,7 +127,7 @@ def test_a_damaged_or_foreign_file_is_warned_of_once_and_replaced(tmp_path: Path
 def test_a_damaged_choice_is_ignored_and_the_others_are_not(tmp_path: Path, entry: object) -> None:
     cache = make(tmp_path)
     cache.keep(SHAPE, DECISION)
-    cache.keep(other_rows(1024), OTHER)
+    cache.keep(rows(1024), OTHER)
     path = cache.path(SHAPE.operator)
     data = json.loads(path.read_text())
     key = next(key for key in data["choices"] if key.startswith("8192"))
@@ -142,7 +138,7 @@ def test_a_damaged_choice_is_ignored_and_the_others_are_not(tmp_path: Path, entr
     else:
         with pytest.warns(RuntimeWarning, match="is ignored: "):
             assert cache.load(SHAPE) is None
-    assert cache.load(other_rows(1024)) == OTHER
+    assert cache.load(rows(1024)) == OTHER
 
 
 def test_a_folder_that_cannot_be_written_is_warned_of_once(tmp_path: Path) -> None:
