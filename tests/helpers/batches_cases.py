@@ -35,6 +35,7 @@ from tests.helpers.batches_models import (
 from tests.helpers.batches_transformers import llama, llama_by_parallelize, mixtral
 from tests.helpers.batches_wrappers import (
     GROUPS,
+    an_operator_is_not_left_in_the_middle,
     batch_norm_falls_back,
     ddp,
     dtensor_parallel,
@@ -363,6 +364,7 @@ def meet(device: str) -> None:
 
 CASES: dict[str, Case] = {
     "fused_products": fused_products,
+    "an_operator_is_not_left_in_the_middle": an_operator_is_not_left_in_the_middle,
     "captured_steps": captured_steps,
     "captured_whole_steps": whole_steps_on_cpu,
     "order": order,

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from crossfade import ops
-from crossfade.batches import interleave, interleaved
+from crossfade.batches import interleave, interleaved, yield_point
 from crossfade.batches.calibration import MOST_STEPS
 from crossfade.batches.carriers import ProcessGroups
 from crossfade.batches.fsdp import TESTED
@@ -225,6 +225,30 @@ class Fused(nn.Module):
         for into, out_of in zip(self.weights[::2], self.weights[1::2], strict=True):
             x = torch.tanh(ops.matmul_all_reduce(torch.tanh(x @ into), out_of, candidate=self.candidate))
         return x
+
+
+class Beside(nn.Module):
+    """A caller's work in the middle of an operator's exchange."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = torch.eye(WIDTH, dtype=x.dtype)
+
+        def meanwhile() -> None:
+            yield_point()
+            with quiet():
+                dist.all_reduce(torch.ones(3))
+
+        rows = ops.matmul_reduce_scatter(x, weight, candidate="rounds", meanwhile=meanwhile)
+        return ops.all_gather_matmul(torch.tanh(rows), weight, candidate="rounds")
+
+
+def an_operator_is_not_left_in_the_middle(device: str) -> None:
+    model, x = Beside(), same_input(8)
+    handle = interleave(model, way=GROUPS)
+    with torch.no_grad():
+        for _ in range(4):
+            assert torch.allclose(handle(x), model(x))
+    assert handle.report().counts.stops == (2, 2)
 
 
 def fused_products(device: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 from weakref import ref
@@ -17,12 +16,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from crossfade.batches import captured as captured_file
 from crossfade.batches import obstacles
-from crossfade.batches.calibration import Moves, Way
 from crossfade.batches.captured import CapturedCall, CapturedStep
-from crossfade.batches.captured_ways import CapturedWays
-from crossfade.batches.tuner import Step, Tuner
 from crossfade.errors import BatchesError
 from tests.helpers.batches_captured import record
 
@@ -299,6 +294,19 @@ def test_attributes_of_parameters_are_there_and_other_kinds_are_refused() -> Non
         CapturedStep(model, model, (torch.ones(6),), {}, record)
 
 
+def test_a_module_that_puts_another_buffer_in_place_has_its_own_again() -> None:
+    model: Any = Model()
+    before = model.buffer
+
+    def call(x: Tensor) -> Tensor:
+        model.buffer = model.buffer + 1
+        return model(x)["out"]  # type: ignore[no-any-return]
+
+    with pytest.raises(BatchesError, match="changes a parameter or buffer in place"):
+        CapturedStep(model, call, (inputs(0)[0],), {}, record)
+    assert model.buffer is before
+
+
 def test_a_module_that_counts_has_what_it_had_before_a_capture_is_refused() -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
     before = {name: each.clone() for name, each in model.named_buffers()}
@@ -308,13 +316,15 @@ def test_a_module_that_counts_has_what_it_had_before_a_capture_is_refused() -> N
         assert torch.equal(each, before[name]), name
 
 
-def test_a_backward_inside_the_call_is_refused() -> None:
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_backward_inside_the_call_is_refused(*, is_whole: bool) -> None:
     """Its gradients would come to leaves of the graph's own."""
     model = Model()
 
     def call(x: Tensor) -> Tensor:
-        torch.autograd.backward([model.first(x).sum()])
-        return model(x)["out"]  # type: ignore[no-any-return]
+        out: Tensor = model(x)["out"]
+        torch.autograd.backward([out.sum() if is_whole else model.first(x).sum()])
+        return out
 
     with pytest.raises(BatchesError, match="the call has a backward inside"):
         CapturedStep(model, call, (inputs(0)[0],), {}, record)
@@ -327,22 +337,6 @@ def test_a_module_that_reduces_gradients_is_refused_also_where_it_is_outside(mon
     with pytest.raises(BatchesError, match="Sequential reduces gradients as they come"):
         CapturedStep(model, lambda x: {**model(x), "more": outside(x)}, (inputs(0)[0],), {}, record)
     CapturedStep(model, model, (inputs(0)[0],), {}, record)
-
-
-def test_an_error_of_a_run_that_all_ranks_make_is_no_reason_to_leave_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only one rank may have it: the others are in the middle of a collective, and would not be asked what this one is."""
-    model, num_calls = Model(), itertools.count(1)
-    monkeypatch.setattr(captured_file, "Graphs", lambda: record)
-
-    def run(step: Step, args: Any, kwargs: Any) -> Any:
-        if next(num_calls) == 2:
-            raise torch.OutOfMemoryError("the second run")
-        return model(*args), None
-
-    tuner: Any = Tuner([Way(Moves.ONE, is_captured=True)], "it was asked for", None, "cpu", 2)
-    with pytest.raises(torch.OutOfMemoryError, match="the second run"):
-        CapturedWays(model)(tuner, tuner.begin(), run, (inputs(0)[0],), {})
-    assert not tuner.notes
 
 
 def test_a_call_without_gradients_is_no_step() -> None:

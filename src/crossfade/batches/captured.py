@@ -125,8 +125,7 @@ class CapturedStep(_Captured):
             return torch.autograd.grad(ends, sources, gradients, allow_unused=True)
 
         with put_in(module, leaves), without_reducers():
-            _warm_up(call, backward)
-            _check_no_gradient(sources)
+            _warm_up(call, backward, sources)
             self._forward, output = record(call)
             _check_leaves(output)
             ends = _ends_of(output)
@@ -168,28 +167,24 @@ class CapturedStep(_Captured):
         return [_copy(next(found)) if is_wanted else None for is_wanted in self._wanted]
 
 
-class WarmUpFailed(Exception):
-    """An error, its cause, of a run that all ranks make together: it is no reason for leaving a way out, as one of a capture is."""
-
-
 def _check_no_gradient(sources: Sequence[Tensor]) -> None:
     if any(each.grad is not None for each in sources):
         raise BatchesError("the call has a backward inside", hint=WITHOUT_CAPTURE)
 
 
-def _warm_up(call: Callable[[], Any], backward: Callable[[Sequence[Tensor], Sequence[Tensor]], object]) -> None:
+def _warm_up(
+    call: Callable[[], Any],
+    backward: Callable[[Sequence[Tensor], Sequence[Tensor]], object],
+    sources: Sequence[Tensor],
+) -> None:
     """Libraries load what a backward needs, as they have for a forward.
 
     Nothing of this graph of autograd's is left behind: a leaf goes on using the node that it has while one lives, whose stream is
     the caller's. That stream would wait for the captured one, which ends the capture.
     """
-    try:
-        ends = _ends_of(call())
-        backward(ends, [torch.ones_like(each) for each in ends])
-    except BatchesError:
-        raise
-    except Exception as error:
-        raise WarmUpFailed from error
+    ends = _ends_of(call())
+    _check_no_gradient(sources)
+    backward(ends, [torch.ones_like(each) for each in ends])
 
 
 def _too_late() -> BatchesError:

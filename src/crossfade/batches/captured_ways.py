@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from crossfade.batches.calibration import Way
-from crossfade.batches.captured import CapturedCall, CapturedStep, WarmUpFailed
+from crossfade.batches.captured import CapturedCall, CapturedStep
 from crossfade.batches.tuner import Step, Tuner
 
 if TYPE_CHECKING:
@@ -51,8 +51,6 @@ class CapturedWays:
             why = ""
             try:
                 graph = self._capture(lambda *a, **k: run_eager(Step(plain), a, k)[0], args, kwargs)
-            except WarmUpFailed as failed:
-                raise failed.__cause__ or failed from None
             except Exception as error:
                 why = f"{type(error).__name__}: {error}".partition("\n")[0]
             if tuner.gives_up(step, why) or graph is None:

@@ -51,6 +51,10 @@ class Held:
                 if not _is_same(each, before):  # a batch norm's kernels do not count what they write as a change
                     changed.append("a buffer")
                     each.data.copy_(before)  # graphs of autograd's from before know the buffer, and would see a change
+            for owner, name, each in self._tensors:
+                if owner.get(name) is not each:
+                    changed.append("a parameter or buffer")
+                    owner[name] = each
         if [_version(each) for each in own] != versions:
             changed.append("an argument")
         if changed:

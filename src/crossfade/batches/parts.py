@@ -207,11 +207,12 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
             self._stop()
 
     def on_operator(self, operator: Callable[[], Any]) -> Any:
-        """An operator that has a collective of its own, by whatever moves it: others may run when it has started."""
-        before = self.num_collectives
-        result = operator()
-        if self.num_collectives == before:  # torch.distributed's collectives are stopped at by themselves
-            self.on_yield_point()
+        """An operator that has a collective of its own, by whatever moves it: others may run when it has started, not before. Its
+        exchanges on a lane are one, whatever its caller does meanwhile, and so is the opening of its group.
+        """
+        with self.quiet():
+            result = operator()
+        self.on_yield_point()
         return result
 
     def take_error(self) -> BaseException:

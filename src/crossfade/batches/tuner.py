@@ -155,6 +155,8 @@ class Tuner:
         """Whether a captured way is given up, since a rank says why it must be. Collective."""
         failed = 1.0 if why else 0.0
         if self._agreement is not None:
+            # A rank that failed by itself in a run that all make may find the others in the middle of a collective.
+            self._agreement.compare(f"{step.way} was tried")
             failed = maximum([failed], self._agreement.group, self._device)[0]
         if failed:
             self.notes.append(f"{step.way} is left out: {why or 'another rank could not capture it'}")

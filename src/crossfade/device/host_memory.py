@@ -81,7 +81,8 @@ class HostMemory:
                 memory.close()  # a mapping needs no descriptor
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            kind = OwnerGone if is_ending(pid) else DeviceError
+            is_known = os.path.exists(f"/proc/{pid}")  # who watches its end will tell of it
+            kind = OwnerGone if is_known and is_ending(pid) else DeviceError
             raise kind(f"the memory of {label} in process {pid} cannot be opened: {reason}", hint=_HINT) from None
 
     @property
