@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from crossfade.device.driver import OwnerGone
@@ -142,16 +144,21 @@ def test_where_there_is_no_memory_the_value_is_refused_and_the_ring_goes_on(monk
     assert ends.sender.try_send(ends.source, 5_000)
 
 
-def test_slots_of_a_receiver_that_dies_are_waited_for_until_its_death_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its death is the error, and not what came of it first."""
+def refused(monkeypatch: pytest.MonkeyPatch, error: DeviceError) -> tuple[Ends, list[Any]]:
+    """A ring whose sender has asked for larger slots, which it will not be able to open; and what had come before."""
     ends = one_sent()
     assert not ends.sender.try_send(ends.source, 5_000)
 
     def refuse(handle: bytes, label: str) -> int:
-        raise OwnerGone("there is no such file")
+        raise error
 
     monkeypatch.setattr(ends.driver, "open_handle", refuse)
-    leases = ends.accept_all()
+    return ends, list(ends.accept_all())
+
+
+def test_slots_of_a_receiver_that_dies_are_waited_for_until_its_death_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its death is the error, and not what came of it first."""
+    ends, leases = refused(monkeypatch, OwnerGone("there is no such file"))
     ends.deliver()
     assert not ends.sender.try_send(ends.source, 5_000)
     ends.sender.break_off("it died")
@@ -164,14 +171,7 @@ def test_slots_of_a_receiver_that_dies_are_waited_for_until_its_death_is_told(mo
 
 
 def test_slots_that_cannot_be_opened_end_the_ring_and_all_slots_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    ends = one_sent()
-    assert not ends.sender.try_send(ends.source, 5_000)
-
-    def refuse(handle: bytes, label: str) -> int:
-        raise DeviceError("out of address space")
-
-    monkeypatch.setattr(ends.driver, "open_handle", refuse)
-    leases = ends.accept_all()
+    ends, leases = refused(monkeypatch, DeviceError("out of address space"))
     with pytest.raises(DeviceError, match="its slots cannot be opened: out of address space"):
         ends.deliver()
     assert not ends.sender.is_growing
