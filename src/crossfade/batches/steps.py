@@ -81,16 +81,18 @@ class InterleavedSteps:
         self._functions: dict[tuple[str, ...], list[Callable[..., Any]]] = {}  # those of a kind's first step
         self._last: Tuner | None = None
         self._parts: list[StepPart] = []
+        self._kinds = set[str]()  # of devices, where the batches' tensors are
         self._step: Step | None = None
         self._run: Run | None = None
 
     def __enter__(self) -> Self:
-        self._parts, self._step, self._run = [], None, None
+        self._parts, self._kinds, self._step, self._run = [], set(), None, None
         return self
 
     def __call__(self, function: Callable[..., Any], *args: Any, weight: float = 1.0, **kwargs: Any) -> StepPart:
         """Adds a batch. ``weight``: of its loss in the mean that `backward` takes; rows, or tokens."""
         part = StepPart(function, args, kwargs, weight)
+        self._kinds |= device_kinds(part.arguments)
         self._parts.append(part)
         return part
 
@@ -155,7 +157,7 @@ class InterleavedSteps:
         return self._runners[len(calls)].run(step, self._device(), calls, in_one_stream=False)
 
     def _device(self) -> str:
-        return "cuda" if "cuda" in device_kinds([part.arguments for part in self._parts]) else "cpu"
+        return "cuda" if "cuda" in self._kinds else "cpu"
 
     def _open(self) -> tuple[tuple[str, ...], Tuner]:
         captures = self._module is not None and can_capture(self._device())
@@ -180,8 +182,7 @@ class InterleavedSteps:
         number = len(self._parts)
         runner = self._runners.get(number) or self._runners.setdefault(number, self._make_runner(number))
         if captures and self._module is not None and not why:
-            kinds = device_kinds([part.arguments for part in self._parts])
-            why = why_not_captured(self._module, kinds, trains=torch.is_grad_enabled())
+            why = why_not_captured(self._module, self._kinds, trains=torch.is_grad_enabled())
             if not why:
                 self._captured[key] = CapturedWays(self._module)
         reason = "" if number > 1 else "there is one batch only"
