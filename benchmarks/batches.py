@@ -9,7 +9,8 @@ that take its time. ``--no-peers`` has no peer access on any side: bytes go thro
 inputs of zeros, which take less power: what is slower than in turns then is so by contention.
 
 Sides: the module as it is (``one batch``); two halves by hand, by NCCL and by copy engines; crossfade after its calibration, and
-made to take either way. A figure is the median over rounds of the slowest rank's time of a step, with the lowest and the highest.
+made to take either way. They take turns in an order that is drawn anew for each round. A figure is the median over rounds of the
+slowest rank's time of a step, with the lowest and the highest.
 """
 
 from __future__ import annotations

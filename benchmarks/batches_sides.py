@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -82,7 +83,7 @@ def work(
             if profiles:
                 bench.profile(sides, Path(out))
             else:
-                now_s = _slowest(time.time(), device)  # the rest of the time is the rest of the cases'
+                now_s = slowest(time.time(), device)  # the rest of the time is the rest of the cases'
                 bench.go(sides, now_s + (end_s - now_s) / (len(cases) - number))
             if bench.hand is not None:
                 bench.hand.close()
@@ -169,10 +170,10 @@ class _Bench:
             sides = dict(self._prepare(names, wanted, gradients))
             steps = self._steps_a_block(sides["one batch"])
             for number in range(20):
-                for name, side in sides.items():
-                    taken_ms = _slowest(self._block(side, steps), self.device)
+                for name, side in Random(number).sample(list(sides.items()), len(sides)):  # alike on all ranks
+                    taken_ms = slowest(self._block(side, steps), self.device)
                     self.write(side=name, round=number, ms=taken_ms, steps=steps)
-                if _slowest(time.time(), self.device) > end_s:
+                if slowest(time.time(), self.device) > end_s:
                     break
 
     def _truth(self) -> tuple[Tensor, list[Tensor]]:
@@ -191,10 +192,10 @@ class _Bench:
                 side(self.x)
             output = side(self.x)
             self._settle()
-            error = _difference(output, wanted)
+            error = difference(output, wanted)
             for ours, theirs in zip(self._gradients(), gradients, strict=True):
-                error = max(error, _difference(ours, theirs))
-            error = _slowest(error, self.device)
+                error = max(error, difference(ours, theirs))
+            error = slowest(error, self.device)
             self.write(side=name, error=error, is_right=error < LIMIT, prepared_s=time.perf_counter() - begin)
             yield name, side
             handle = side if isinstance(side, Interleaved) else getattr(side, "__closure__", None)
@@ -218,7 +219,7 @@ class _Bench:
         return (time.perf_counter_ns() - begin_ns) / 1e6 / steps
 
     def _steps_a_block(self, serial: Side) -> int:
-        taken_ms = _slowest(statistics.median(self._block(serial, 2) for _ in range(3)), self.device)
+        taken_ms = slowest(statistics.median(self._block(serial, 2) for _ in range(3)), self.device)
         return max(2, min(20, round(300 / taken_ms)))
 
 
@@ -232,13 +233,13 @@ def _report_of(side: Any) -> Any:
     return None
 
 
-def _slowest(value: float, device: str) -> float:
+def slowest(value: float, device: str) -> float:
     tensor = torch.tensor([value], dtype=torch.float64, device=device)
     dist.all_reduce(tensor, dist.ReduceOp.MAX)
     return float(tensor.item())
 
 
-def _difference(ours: Tensor, theirs: Tensor) -> float:
+def difference(ours: Tensor, theirs: Tensor) -> float:
     return float((ours.float() - theirs.float()).abs().max() / theirs.float().abs().max())
 
 

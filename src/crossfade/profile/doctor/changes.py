@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import median
@@ -193,16 +193,21 @@ def sent_as_one(program: Program, groups: Iterable[Sequence[int]], saved_us: flo
     return with_scaled_work(program, amounts).with_calls(calls)
 
 
-def in_turns(program: Program, lanes: Collection[int]) -> Program:
+def in_turns(program: Program, lanes: Collection[int], communicators: Iterable[Sequence[int]] = ()) -> Program:
     """In each step the host launches the work of these lanes in turns, instead of one lane's after the other's.
 
-    The calls of a step change places; each keeps its gap and its length. So does what they launch on lanes that they share, a
-    communicator's for example.
+    The calls of a step change places; each keeps its gap and its length. So does what they launch on lanes that they share, and the
+    collectives of each communicator, whichever lanes they are on.
     """
+    rows = [list(numbers) for numbers in communicators]
+    program = without_edges(program, {edge for row in rows for edge in _edges_within(program, row)})
     lane_of: dict[int, int] = {}
-    for work in program.works:
+    shared: dict[int, list[int]] = {}
+    for number, work in enumerate(program.works):
         if work.call != NOBODY and work.lane in lanes:
             lane_of[work.call] = work.lane
+        elif work.call != NOBODY:
+            shared.setdefault(work.lane, []).append(number)
     calls: list[HostCall] = list(program.calls)
     by_step: dict[tuple[int, int], list[int]] = {}
     for number, call in enumerate(program.calls):
@@ -212,7 +217,18 @@ def in_turns(program: Program, lanes: Collection[int]) -> Program:
     for numbers in by_step.values():
         order = _take_turns(program, calls, numbers, lane_of)
         places.update(zip(order, sorted(order), strict=True))
-    return _in_order_of_calls(replace(program, calls=tuple(calls)), places, lanes)
+    program = replace(program, calls=tuple(calls))
+    for row in shared.values():
+        program = _in_order_of_calls(program, row, places, keep_lanes=False)
+    for row in rows:
+        program = _in_order_of_calls(program, row, places, keep_lanes=True)
+    return program
+
+
+def _edges_within(program: Program, numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Which of these works wait for which others of them."""
+    own = set(numbers)
+    return ((number, wait.work) for number in numbers for wait in program.works[number].after if wait.work in own)
 
 
 def _take_turns(
@@ -227,14 +243,7 @@ def _take_turns(
     for number in between:  # a call that launches nothing of these lanes stays behind the launch before it
         current = lane_of.get(number, current)
         queues.setdefault(current, []).append(number)
-    in_order = [
-        number
-        for _, _, number in sorted(
-            (place / len(queue), which, number)
-            for which, queue in enumerate(queues.values())
-            for place, number in enumerate(queue)
-        )
-    ]
+    in_order = _merged(list(queues.values()), _needed_calls(program, set(between)))
     calls[in_order[0]] = calls[in_order[0]]._replace(after=program.calls[first].after)
     for earlier, later in pairwise(in_order):
         calls[later] = calls[later]._replace(after=earlier)
@@ -244,27 +253,50 @@ def _take_turns(
     return in_order
 
 
-def _in_order_of_calls(program: Program, places: Mapping[int, int], lanes: Collection[int]) -> Program:
-    """Work of other lanes than these runs in the order in which it is launched now.
+def _needed_calls(program: Program, calls: set[int]) -> Mapping[int, set[int]]:
+    """For each of these calls, which of them launch what it waits for, or what its work waits for."""
+    waits = {number: [wait.work for wait in program.calls[number].waits] for number in calls}
+    for work in program.works:
+        if work.call in calls:
+            waits[work.call] += [wait.work for wait in work.after]
+    return {number: {program.works[n].call for n in works} & calls - {number} for number, works in waits.items()}
 
-    Where that is another order than before, each work gets a lane of its own and waits for the one before it.
+
+def _merged(queues: Sequence[Sequence[int]], needs: Mapping[int, set[int]]) -> list[int]:
+    """The queues' calls, in turns by how far each queue has come; none before the calls that it needs."""
+    in_order, placed, places = list[int](), set[int](), [0] * len(queues)
+    while len(in_order) < sum(map(len, queues)):
+        heads = [
+            (place / len(queue), queue[place], which)
+            for which, (place, queue) in enumerate(zip(places, queues, strict=True))
+            if place < len(queue)
+        ]
+        # The earliest of all has what it needs, as in the trace.
+        earliest = min(heads, key=lambda head: head[1])
+        _, number, which = min((head for head in heads if needs[head[1]] <= placed), default=earliest)
+        in_order.append(number)
+        placed.add(number)
+        places[which] += 1
+    return in_order
+
+
+def _in_order_of_calls(
+    program: Program, numbers: Sequence[int], places: Mapping[int, int], *, keep_lanes: bool
+) -> Program:
+    """These works run in the order in which they are launched now, each behind the one before it.
+
+    Without their lanes, whose order is that of before, each gets one of its own.
     """
-    shared: dict[int, list[int]] = {}
-    for number, work in enumerate(program.works):
-        if work.call != NOBODY and work.lane not in lanes:
-            shared.setdefault(work.lane, []).append(number)
+    order = sorted(numbers, key=lambda n: places.get(program.works[n].call, program.works[n].call))
+    if order == list(numbers) and not keep_lanes:
+        return program
     changed: dict[int, Work] = {}
-    last = max((work.lane for work in program.works), default=0)
-    for numbers in shared.values():
-        order = sorted(numbers, key=lambda n: places.get(program.works[n].call, program.works[n].call))
-        if order == numbers:
-            continue
-        for before, number in zip([NOBODY, *order], order, strict=False):
-            last += 1
-            work = program.works[number]
-            lane_lag_us = min(work.lane_lag_us, LANE_LAG_US)
-            waits = () if before == NOBODY else (Wait(before, lane_lag_us),)
-            changed[number] = work._replace(lane=last, after=(*work.after, *waits))
+    last = max(work.lane for work in program.works)
+    for before, number in zip([NOBODY, *order], order, strict=False):
+        last += 1
+        work = program.works[number]
+        waits = () if before == NOBODY else (Wait(before, min(work.lane_lag_us, LANE_LAG_US)),)
+        changed[number] = work._replace(lane=work.lane if keep_lanes else last, after=(*work.after, *waits))
     return program.with_works(changed)
 
 

@@ -24,7 +24,7 @@ def match_collectives(traces: Sequence[RankTrace]) -> list[list[tuple[int, Activ
                 and "nccl" in activity.name.lower()
                 and not _is_pairwise(activity)
             ):
-                by_group.setdefault(_group_of(activity), {}).setdefault(place, []).append(activity)
+                by_group.setdefault(group_of(activity), {}).setdefault(place, []).append(activity)
     matched = []
     for members in by_group.values():
         if len(members) < 2:
@@ -61,7 +61,8 @@ def _is_pairwise(activity: Activity) -> bool:
     return any(mark in name for mark in _PAIRWISE)
 
 
-def _group_of(activity: Activity) -> tuple[str, str]:
+def group_of(activity: Activity) -> tuple[str, str]:
+    """Its communicator: the group's name and ranks, empty where the trace does not say."""
     if not activity.message.group:
         return "", ""
     return activity.message.group, activity.message.ranks

@@ -7,6 +7,7 @@ A plain trace has no stream and no event on any call. What follows from its stru
 - ``Work.wait()`` is a ``record_param_comms`` of the name "wait" around one wait for an event; it does not say for which work.
 - A record and a wait outside of both order two streams: that of the launch before, and that of the launch after.
 - DDP waits for its buckets by bare waits, without a record.
+- Collectives of one communicator run in the order of their launches, also on streams of their callers: NCCL sees to that.
 
 An edge that the activities' own times contradict is left out. Of calls that `crossfade.record` recorded too, event and stream are
 known, and nothing is inferred.
@@ -19,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from crossfade.profile.traces.collectives import group_of
 from crossfade.profile.traces.default_stream import implicit_waits
 from crossfade.profile.traces.events import Activity, ActivityKind, Call, CollectiveCall, RankTrace
 from crossfade.profile.traces.exact import ExactEvents
@@ -90,6 +92,7 @@ class _Events:
         self._last_on_lane: dict[tuple[int, int], Activity] = {}  # by stream, in whichever thread
         self._records: dict[int, Activity | None] = {}  # behind what a thread's last record lies, until a wait takes it
         self._open: dict[int, list[_OpenWait]] = {}  # by thread, waits without a target yet
+        self._last_of_group: dict[tuple[str, str], Activity] = {}  # by communicator
         self._outstanding: list[Activity] = []  # collectives that nobody has waited for yet
         self._starts = {lane: [activity.start_us for activity in found] for lane, found in order.lanes.items()}
 
@@ -125,6 +128,9 @@ class _Events:
             self._waits.is_on_own_stream[target] = bool(own)
             if own and own[0].call not in self._exact.edges:
                 self._add(target, self._before(self._last_of_caller, call.thread))
+            if target.message.group:
+                self._add(target, self._last_of_group.get(group_of(target)))
+                self._last_of_group[group_of(target)] = target
         for wait in rest:
             if wait.call not in self._exact.edges:
                 self._resolve(target, *wait)

@@ -9,9 +9,14 @@ from functools import partial
 from crossfade.profile.doctor.changes import in_turns
 from crossfade.profile.doctor.losses import Reason
 from crossfade.profile.doctor.view import Cause, Finding, View, share
+from crossfade.profile.traces.collectives import group_of
 from crossfade.profile.traces.events import ActivityKind
 
 _MOST_RUNS = 6  # of a step's launches: more often, and batches are launched in turns already
+_CODE = """with steps as run:  # steps = crossfade.interleaved()
+    run(loss_of, first)
+    run(loss_of, second)
+    run.backward()"""
 _LEAST_SHARE = 0.2  # of a step's computation, for a stream that carries a batch
 
 
@@ -31,12 +36,12 @@ def launch_order(view: View) -> Iterator[Finding]:
         f" only {num_runs:.0f} times;"
         f" a collective of one batch has nothing of the other beside it for {share(view.share_of(lost))} of the time",
         "where the batches are issued",
-        "issue the batches in turns, layer by layer: each collective of one batch between the computation of the other",
-        "",
+        "issue the batches in turns, each collective of one between the computation of the other, as crossfade.interleaved does",
+        _CODE,
         view.loss_marks(
             [loss for loss in view.losses if loss.reason is Reason.TRANSFER], "nothing of the other batch is launched"
         ),
-        partial(in_turns, lanes=lanes),
+        partial(in_turns, lanes=lanes, communicators=_communicators(view)),
     )
 
 
@@ -47,6 +52,16 @@ def batches_in_sequence(view: View) -> set[int]:
         return set()
     num_runs, num_launches = _runs(view, lanes)
     return lanes if num_runs <= _MOST_RUNS and num_launches >= 4 * len(lanes) else set()
+
+
+def _communicators(view: View) -> list[list[int]]:
+    """The collectives of each communicator of each rank, in the order of their launches."""
+    found: dict[tuple[int, tuple[str, str]], list[int]] = {}
+    for number in view.collectives():
+        activity, rank = view.traced.activities[number], view.program.works[number].rank
+        if activity.message.group:
+            found.setdefault((rank, group_of(activity)), []).append(number)
+    return [sorted(numbers, key=lambda n: view.program.works[n].call) for numbers in found.values()]
 
 
 def _batches(view: View) -> set[int]:
