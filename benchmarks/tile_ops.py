@@ -176,6 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "num_rounds": options.rounds,
         "num_batches": options.batches,
         "num_calls": options.calls,
+        "seed": time.time_ns(),  # what ran before a block moves it by up to 10 %: another order in each run
     }
     crew = Crew(options.ranks, options.device, first)
     begin = time.monotonic()

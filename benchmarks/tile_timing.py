@@ -76,12 +76,14 @@ class Plan:
         num_rounds: blocks of each side.
         num_batches: of a block, at least.
         num_calls: of a batch.
+        seed: of the order in which sides take turns; the same on all ranks.
     """
 
     modes: tuple[str, ...]
     num_rounds: int
     num_batches: int
     num_calls: int
+    seed: int = 0
 
 
 @dataclass
@@ -116,7 +118,7 @@ def measure(work: Load, ranks: Ranks, sides: Sequence[Side], plan: Plan, note: N
         torch.mm(work.whole, work.b, out=work.product)
     try:
         for number in range(plan.num_rounds):
-            order = Random(number).sample(ready, len(ready))  # alike on all ranks
+            order = Random(plan.seed + number).sample(ready, len(ready))  # alike on all ranks
             for each in order:
                 note(f"{each.side.name}|{each.mode}")
                 each.side.blocks.setdefault(each.mode, []).append(_block(work, ranks, each, plan, num_warm))

@@ -143,7 +143,7 @@ def measure_row(own: Rank, request: Any) -> dict[str, Any]:
     for side in sides:
         side.errors |= {mode: "left out: it hung" for mode in tile_sides.MODES if f"{side.name}|{mode}" in left_out}
     plan = tile_timing.Plan(
-        tuple(request["modes"]), request["num_rounds"], request["num_batches"], request["num_calls"]
+        tuple(request["modes"]), *(request[key] for key in ("num_rounds", "num_batches", "num_calls", "seed"))
     )
     tile_timing.measure(work, own.ranks, sides, plan, own.note)
     own.note("the end of a row")
