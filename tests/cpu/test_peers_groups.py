@@ -22,7 +22,7 @@ import torch.distributed as dist
 import crossfade
 from crossfade import ops, peers
 from crossfade.errors import ChannelClosed, DeviceError
-from crossfade.peers import groups, keys
+from crossfade.peers import group, groups
 from crossfade.peers.groups import find_group, key_of
 from tests.helpers.device_pair import run_workers
 from tests.helpers.ranks import join_world
@@ -147,12 +147,12 @@ def test_a_staged_group_is_meant_only_where_there_is_no_other(world: Path) -> No
 def test_nothing_keeps_a_group_that_was_closed(world: Path) -> None:
     peers.all_reduce(ones(2))
     place = id(dist.group.WORLD)
-    assert len(keys._OF[place]) == 1
+    assert len(group._OF[place]) == 1
     peers.close_groups()
     gc.collect()
-    assert not keys._OF[place]
+    assert not group._OF[place]
     dist.destroy_process_group()
-    assert place not in keys._OF
+    assert place not in group._OF
 
 
 class Summing(torch.nn.Module):

@@ -1,4 +1,4 @@
-"""A group of ranks that share buffers and signals: lanes, watching the others, closing."""
+"""A group of ranks that share buffers and signals: lanes, watching the others, closing; and those of this process that are open."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import select
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
-from weakref import ref
+from weakref import WeakValueDictionary, finalize, ref
 
 from crossfade.device.borrowed import device_of, torch_or_raise
 from crossfade.device.signals import Signal
@@ -19,7 +20,7 @@ from crossfade.errors import ChannelBroken, ChannelClosed, DeviceError
 from crossfade.host.memory import align
 from crossfade.host.processes import open_pidfd
 from crossfade.peers.exchange import barrier
-from crossfade.peers.keys import forget, register
+from crossfade.peers.keys import GroupKey
 from crossfade.peers.lane import SLOT_ALIGNMENT, Lane
 from crossfade.peers.memory import OpenedGroup
 from crossfade.peers.steps import end
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
+_NUMBERS = count(1)
+_OPEN: WeakValueDictionary[str, PeerGroup] = WeakValueDictionary()
+_OF: dict[int, dict[str, ref[PeerGroup]]] = {}
+"""The open groups of a process group, by its `id` while it lives; by key, in their order."""
 NUM_EACH = 2
 """Lanes that a lane of a staged group is in fact, with half a buffer each: pieces of sums go up on one while others come down."""
 
@@ -71,7 +76,7 @@ class PeerGroup:
         self.num_ranks = memory.num_ranks
         self.device_type = device_type
         self.pids = opened.pids
-        self.key = register(self)
+        self.key = str(GroupKey(f"group {next(_NUMBERS)}", self.rank, self.num_ranks))
         self._lanes = lanes
         self.num_lanes = len(lanes) // (NUM_EACH if is_staged else 1)
         self._heap_end = heap_begin
@@ -93,6 +98,12 @@ class PeerGroup:
             self._poller.register(pidfd, select.EPOLLIN)
             release_signals, streams = self._make_release(name), _Streams(lanes)
             self._watchdog.watch(name, pidfd, release_signals, streams, self._on_death, before_release=tell)
+        _OPEN[self.key] = self
+        if process_group is not None:
+            if id(process_group) not in _OF:
+                _OF[id(process_group)] = {}
+                finalize(process_group, _OF.pop, id(process_group), None).atexit = False
+            _OF[id(process_group)][self.key] = ref(self)
 
     @property
     def process_group(self) -> ProcessGroup | None:
@@ -279,7 +290,9 @@ class PeerGroup:
 
     def _free(self, *, is_idle: bool) -> None:
         self._is_closed = True
-        forget(self.key)
+        _OPEN.pop(self.key, None)
+        for known in list(_OF.values()):
+            known.pop(self.key, None)
         if self.device_type == "cuda" and not is_idle:
             torch_or_raise().cuda.synchronize(self.memory.driver.device)
         self._watchdog.close()
@@ -291,6 +304,31 @@ class PeerGroup:
         self._tensor = None
         self.belongings.clear()
         self._give_back()
+
+
+def open_by_key(key: str) -> PeerGroup:
+    """The open group of a key."""
+    group = _OPEN.get(key)
+    if group is None:
+        raise ChannelClosed(
+            f"there is no open group '{key}' in this process",
+            hint="keep the group open as long as what was compiled with it is called; with a new one, call torch.compile again",
+        )
+    return group
+
+
+def open_of(process_group: ProcessGroup, device_type: str) -> PeerGroup | None:
+    """The first open group of a process group for a kind of device, a staged one only where there is no other; None if there is
+    none.
+    """
+    staged = None
+    for known in _OF.get(id(process_group), {}).values():
+        group = known()
+        if group is not None and group.device_type == device_type:
+            if not group.is_staged:
+                return group
+            staged = staged or group
+    return staged
 
 
 def _nothing() -> None: ...

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.errors import ChannelError, DeviceError
-from crossfade.peers.group import PeerGroup
-from crossfade.peers.keys import PROCESS_GROUP, GroupKey, find, find_of
+from crossfade.peers.group import PeerGroup, open_by_key, open_of
+from crossfade.peers.keys import PROCESS_GROUP, GroupKey
 from crossfade.peers.opening import open_group
 from crossfade.peers.rendezvous import gather
 
@@ -50,8 +50,7 @@ def group_of(group: GroupLike, place: Place = None) -> PeerGroup:
         return group
     process_group = _process_group(group)
     device = _device(place)
-    found: PeerGroup | None = find_of(process_group, device.type)
-    return found or _open(process_group, device)
+    return open_of(process_group, device.type) or _open(process_group, device)
 
 
 def ranks_of(group: GroupLike) -> tuple[int, int]:
@@ -74,8 +73,7 @@ def find_group(key: str, place: Place = None) -> PeerGroup:
     """The group of a key. Of a process group it may be opened now, as by `group_of`."""
     name = GroupKey.parse(key).name
     if not name.startswith(PROCESS_GROUP):
-        found: PeerGroup = find(key)
-        return found
+        return open_by_key(key)
     resolve: Any = torch_or_raise().distributed.distributed_c10d._resolve_process_group
     return group_of(resolve(name.removeprefix(PROCESS_GROUP)), place)
 
@@ -132,8 +130,7 @@ def _open(process_group: ProcessGroup, device: torch.device) -> PeerGroup:
             hint="make one such call before the capture, or open_group() first",
         )
     with _OPENING:
-        found: PeerGroup | None = find_of(process_group, device.type)
-        if found is not None:
+        if (found := open_of(process_group, device.type)) is not None:
             return found
         group = open_group(process_group, device=device, is_replayable=True)
         _close_destroyed(group)
