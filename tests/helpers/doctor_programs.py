@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from tests.helpers.gpu_traces import Rank
@@ -220,6 +220,40 @@ def batches_in_sequence(rank: Rank, has_cause: bool) -> None:
             rank.stream = stream
             rank.kernel(200)
             rank.all_reduce(180, 1 << 24)()
+        rank.stream = 7
+        for stream in (8, 9):
+            rank.wait_stream(stream)
+
+    steps(step)(rank)
+
+
+def batches_of_a_training_step(rank: Rank, has_cause: bool) -> None:
+    """The same on the batches' own streams, with a loss of both and the way back. A rank launches more than the other one."""
+
+    def run(rank: Rank, order: Sequence[int]) -> None:
+        for stream in order:
+            rank.stream = stream
+            for _ in range(2 * rank.number):
+                rank.kernel(1, "copy", 8)
+            rank.kernel(200)
+            rank.all_reduce(180, 1 << 24, is_async=False)
+
+    def step(rank: Rank, number: int) -> None:
+        if number:
+            return
+        for stream in (8, 9):
+            rank.stream = stream
+            rank.wait_stream(7)
+        order = [8] * LAYERS + [9] * LAYERS if has_cause else [8, 9] * LAYERS
+        run(rank, order)
+        rank.stream = 7
+        for stream in (8, 9):
+            rank.wait_stream(stream)
+        rank.kernel(10, "loss")
+        for stream in (9, 8):
+            rank.stream = stream
+            rank.wait_stream(7)
+        run(rank, order[::-1])
         rank.stream = 7
         for stream in (8, 9):
             rank.wait_stream(stream)

@@ -39,6 +39,7 @@ class Rank:
         self._free_us: dict[int, float] = {}  # by stream, when it is free
         self._latest_us = 0.0  # the last start on the GPU
         self._held: dict[int, float] = {}  # by stream, until when events hold it
+        self._communicators: dict[str, float] = {}  # until when each has something to do, on whichever stream
         self._num_calls = 0
         self._num_collectives = 0
         self.entries: list[tuple[int, int, int, int, int]] = []  # as `crossfade.record` keeps them
@@ -116,8 +117,9 @@ class Rank:
             self._hold(self._free_us.get(caller, 0.0))
         annotated = self._now
         call = self._call("cuLaunchKernelEx", _LAUNCH_US)
-        start = self._start(call["ts"])
+        start = max(self._start(call["ts"]), self._communicators.get(group, 0.0) + _EVENT_LAG_US)
         end = self._machine.meet(self.number, self._num_collectives, start, length_us)
+        self._communicators[group] = end
         self._num_collectives += 1
         args = {"grid": [24, 1, 1], "block": [512, 1, 1], "shared memory": 87568, **message}
         self._activity("kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", start, end - start, call, args)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from crossfade.profile.doctor.build import build
-from crossfade.profile.doctor.changes import in_turns
+from crossfade.profile.doctor.changes import beside_their_callers, without_order
 from crossfade.profile.doctor.program import NOBODY, HostCall, Program, Wait, Work
 from crossfade.profile.doctor.replay import WaitsForItself, replay
+from crossfade.profile.doctor.turns import in_turns
 from crossfade.profile.traces.events import ActivityKind
 from crossfade.profile.traces.reader import read_traces
 from tests.helpers.gpu_traces import Machine, Rank
@@ -94,6 +95,14 @@ def test_the_host_waits_and_goes_on() -> None:
 def test_a_circle_is_an_error() -> None:
     with pytest.raises(WaitsForItself, match="in a circle"):
         ends(work(COMPUTE, 1, 0, after=(Wait(1, 0.0),)), work(COMPUTE, 1, 1, after=(Wait(0, 0.0),)))
+
+
+def test_only_another_communicator_ends_the_order_of_collectives() -> None:
+    first, second = work(COMMUNICATION, 100, 0), work(COMMUNICATION, 100, 1, after=(Wait(0, 0.0, is_order=True),))
+    program = Program((), (first, second, work(COMPUTE, 50, 0)), 1, 1)
+    assert replay(beside_their_callers(program, [0], lambda _: NOBODY)).starts_us == (0, 100, 0)
+    for moved in (0, 1):
+        assert replay(without_order(program, [moved])).starts_us[1] == 0
 
 
 def test_batches_in_turns_end_sooner(tmp_path: Path) -> None:

@@ -256,8 +256,9 @@ class _Builder:
         last: dict[int, int] = {}
         for number, (activity, one) in enumerate(zip(self._activities, observed, strict=True)):
             lane = lanes.setdefault((one.rank, activity.lane), len(lanes))
-            sources = self._waits[one.rank].events.get(activity, [])
-            after = [self._place[id(source)] for source in sources if id(source) in self._place]
+            waits = self._waits[one.rank]
+            sources = [source for source in waits.events.get(activity, []) if id(source) in self._place]
+            after = [self._place[id(source)] for source in sources]
             bounds: list[tuple[float, float, str | int]] = []  # a time, the usual lag behind it, what it is
             call = self._call_place.get(id(activity.call), NOBODY) if activity.call is not None else NOBODY
             if call != NOBODY and activity.call is not None:
@@ -277,7 +278,10 @@ class _Builder:
                     call,
                     lags.get("launch", one.start_us),
                     lags.get("lane", LANE_LAG_US),
-                    tuple(Wait(source, lags[place]) for place, source in enumerate(after)),
+                    tuple(
+                        Wait(after[place], lags[place], is_order=(activity, source) in waits.in_order)
+                        for place, source in enumerate(sources)
+                    ),
                     alone[number],
                     one.demand,
                     speeds[number],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import median
@@ -108,10 +108,15 @@ def without_lateness(program: Program, works: Collection[int]) -> Program:
 def without_order(program: Program, works: Collection[int]) -> Program:
     """Each of these collectives has a lane of its own, and does not wait for the one before it."""
     lane = max(work.lane for work in program.works)
+    moved = set(works)
     changed = {}
-    for number in works:
-        lane += 1
-        changed[number] = program.works[number]._replace(lane=lane)
+    for number, work in enumerate(program.works):
+        after = tuple(wait for wait in work.after if not (wait.is_order and (number in moved or wait.work in moved)))
+        if number in moved:
+            lane += 1
+            changed[number] = work._replace(lane=lane, after=after)
+        elif len(after) < len(work.after):
+            changed[number] = work._replace(after=after)
     return program.with_works(changed)
 
 
@@ -132,7 +137,7 @@ def beside_their_callers(program: Program, works: Collection[int], until: Callab
             changed[number] = work._replace(lane=lane, after=own)
         else:
             before[work.lane] = number
-            kept = tuple(wait for wait in work.after if wait.work not in moved)
+            kept = tuple(wait for wait in work.after if wait.work not in moved or wait.is_order)
             if len(kept) < len(work.after):
                 changed[number] = work._replace(after=kept)
     for number in works:
@@ -191,113 +196,6 @@ def sent_as_one(program: Program, groups: Iterable[Sequence[int]], saved_us: flo
                 call = program.calls[number]
                 calls[number] = call._replace(gap_us=call.gap_us * left, own_us=call.own_us * left)
     return with_scaled_work(program, amounts).with_calls(calls)
-
-
-def in_turns(program: Program, lanes: Collection[int], communicators: Iterable[Sequence[int]] = ()) -> Program:
-    """In each step the host launches the work of these lanes in turns, instead of one lane's after the other's.
-
-    The calls of a step change places; each keeps its gap and its length. So does what they launch on lanes that they share, and the
-    collectives of each communicator, whichever lanes they are on.
-    """
-    rows = [list(numbers) for numbers in communicators]
-    program = without_edges(program, {edge for row in rows for edge in _edges_within(program, row)})
-    lane_of: dict[int, int] = {}
-    shared: dict[int, list[int]] = {}
-    for number, work in enumerate(program.works):
-        if work.call != NOBODY and work.lane in lanes:
-            lane_of[work.call] = work.lane
-        elif work.call != NOBODY:
-            shared.setdefault(work.lane, []).append(number)
-    calls: list[HostCall] = list(program.calls)
-    by_step: dict[tuple[int, int], list[int]] = {}
-    for number, call in enumerate(program.calls):
-        if number in lane_of:
-            by_step.setdefault((call.rank, call.step), []).append(number)
-    places: dict[int, int] = {}
-    for numbers in by_step.values():
-        order = _take_turns(program, calls, numbers, lane_of)
-        places.update(zip(order, sorted(order), strict=True))
-    program = replace(program, calls=tuple(calls))
-    for row in shared.values():
-        program = _in_order_of_calls(program, row, places, keep_lanes=False)
-    for row in rows:
-        program = _in_order_of_calls(program, row, places, keep_lanes=True)
-    return program
-
-
-def _edges_within(program: Program, numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Which of these works wait for which others of them."""
-    own = set(numbers)
-    return ((number, wait.work) for number in numbers for wait in program.works[number].after if wait.work in own)
-
-
-def _take_turns(
-    program: Program, calls: list[HostCall], numbers: Sequence[int], lane_of: Mapping[int, int]
-) -> list[int]:
-    """Links the calls from the first of ``numbers`` to the last anew; returns their order."""
-    first, last = numbers[0], numbers[-1]
-    rank = program.calls[first].rank
-    between = [number for number in range(first, last + 1) if program.calls[number].rank == rank]
-    queues: dict[int, list[int]] = {}
-    current = lane_of[first]
-    for number in between:  # a call that launches nothing of these lanes stays behind the launch before it
-        current = lane_of.get(number, current)
-        queues.setdefault(current, []).append(number)
-    in_order = _merged(list(queues.values()), _needed_calls(program, set(between)))
-    calls[in_order[0]] = calls[in_order[0]]._replace(after=program.calls[first].after)
-    for earlier, later in pairwise(in_order):
-        calls[later] = calls[later]._replace(after=earlier)
-    followers = [n for n, call in enumerate(program.calls) if call.after == last and n > last]
-    for number in followers:
-        calls[number] = calls[number]._replace(after=in_order[-1])
-    return in_order
-
-
-def _needed_calls(program: Program, calls: set[int]) -> Mapping[int, set[int]]:
-    """For each of these calls, which of them launch what it waits for, or what its work waits for."""
-    waits = {number: [wait.work for wait in program.calls[number].waits] for number in calls}
-    for work in program.works:
-        if work.call in calls:
-            waits[work.call] += [wait.work for wait in work.after]
-    return {number: {program.works[n].call for n in works} & calls - {number} for number, works in waits.items()}
-
-
-def _merged(queues: Sequence[Sequence[int]], needs: Mapping[int, set[int]]) -> list[int]:
-    """The queues' calls, in turns by how far each queue has come; none before the calls that it needs."""
-    in_order, placed, places = list[int](), set[int](), [0] * len(queues)
-    while len(in_order) < sum(map(len, queues)):
-        heads = [
-            (place / len(queue), queue[place], which)
-            for which, (place, queue) in enumerate(zip(places, queues, strict=True))
-            if place < len(queue)
-        ]
-        # The earliest of all has what it needs, as in the trace.
-        earliest = min(heads, key=lambda head: head[1])
-        _, number, which = min((head for head in heads if needs[head[1]] <= placed), default=earliest)
-        in_order.append(number)
-        placed.add(number)
-        places[which] += 1
-    return in_order
-
-
-def _in_order_of_calls(
-    program: Program, numbers: Sequence[int], places: Mapping[int, int], *, keep_lanes: bool
-) -> Program:
-    """These works run in the order in which they are launched now, each behind the one before it.
-
-    Without their lanes, whose order is that of before, each gets one of its own.
-    """
-    order = sorted(numbers, key=lambda n: places.get(program.works[n].call, program.works[n].call))
-    if order == list(numbers) and not keep_lanes:
-        return program
-    changed: dict[int, Work] = {}
-    last = max(work.lane for work in program.works)
-    for before, number in zip([NOBODY, *order], order, strict=False):
-        last += 1
-        work = program.works[number]
-        waits = () if before == NOBODY else (Wait(before, min(work.lane_lag_us, LANE_LAG_US)),)
-        changed[number] = work._replace(lane=work.lane if keep_lanes else last, after=(*work.after, *waits))
-    return program.with_works(changed)
 
 
 def in_pieces(program: Program, works: Sequence[int], num_pieces: int, sources: Mapping[int, Sequence[int]]) -> Program:

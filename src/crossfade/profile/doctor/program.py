@@ -21,12 +21,13 @@ NOBODY = -1
 
 class Wait(NamedTuple):
     """No earlier than ``lag_us`` after the end of a work, or after its start (a copy out of pageable memory lets its caller go a
-    little before its end).
+    little before its end). ``is_order``: no event says so, but the order of a communicator's collectives.
     """
 
     work: int
     lag_us: float
     is_of_start: bool = False
+    is_order: bool = False
 
 
 class HostCall(NamedTuple):

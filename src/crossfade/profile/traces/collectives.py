@@ -56,6 +56,11 @@ def align(traces: Sequence[RankTrace], matched: Sequence[Sequence[tuple[int, Act
     return shifts
 
 
+def is_ordered(activity: Activity) -> bool:
+    """Whether it is known to have its communicator's order: sends and receives may have a communicator for each pair of ranks."""
+    return bool(activity.message.group) and not _is_pairwise(activity)
+
+
 def _is_pairwise(activity: Activity) -> bool:
     name = activity.message.collective or activity.name
     return any(mark in name for mark in _PAIRWISE)

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from crossfade.profile.traces.collectives import group_of
+from crossfade.profile.traces.collectives import group_of, is_ordered
 from crossfade.profile.traces.default_stream import implicit_waits
 from crossfade.profile.traces.events import Activity, ActivityKind, Call, CollectiveCall, RankTrace
 from crossfade.profile.traces.exact import ExactEvents
@@ -54,6 +54,8 @@ class Waits:
     waited_at: dict[Activity, Call] = field(default_factory=dict)
     # pairs of an activity and one of ``events`` that it waits for without an event: one of both is on the default stream
     implicit: set[tuple[Activity, Activity]] = field(default_factory=set)
+    # the same of two collectives of one communicator
+    in_order: set[tuple[Activity, Activity]] = field(default_factory=set)
 
 
 def waits_of(trace: RankTrace, order: HostOrder) -> Waits:
@@ -128,12 +130,11 @@ class _Events:
             self._waits.is_on_own_stream[target] = bool(own)
             if own and own[0].call not in self._exact.edges:
                 self._add(target, self._before(self._last_of_caller, call.thread))
-            if target.message.group:
-                self._add(target, self._last_of_group.get(group_of(target)))
-                self._last_of_group[group_of(target)] = target
         for wait in rest:
             if wait.call not in self._exact.edges:
                 self._resolve(target, *wait)
+        if target.kind is ActivityKind.COMMUNICATION and scope is not None and is_ordered(target):
+            self._keep_order(target)
         self._last[call.thread] = self._last_on_lane[call.activities[-1].lane] = call.activities[-1]
         is_beside = self._waits.is_on_own_stream.get(target, False)
         if is_beside:
@@ -141,6 +142,12 @@ class _Events:
             del self._outstanding[:-_MOST_OUTSTANDING]
         else:
             self._last_of_caller[call.thread] = call.activities[-1]
+
+    def _keep_order(self, target: Activity) -> None:
+        source = self._last_of_group.get(group_of(target))
+        self._last_of_group[group_of(target)] = target
+        if source is not None and source not in self._waits.events.get(target, ()) and self._add(target, source):
+            self._waits.in_order.add((target, source))
 
     def _before(self, last: Mapping[int, Activity], thread: int) -> Activity | None:
         """What was launched last, by any thread, on the stream that a thread used last: autograd launches for its caller too."""
@@ -204,10 +211,12 @@ class _Events:
         self._outstanding.remove(work)
         self._waits.waited_at[work] = wait
 
-    def _add(self, target: Activity, source: Activity | None) -> None:
+    def _add(self, target: Activity, source: Activity | None) -> bool:
+        """Whether it may be so."""
         if source is None or source.lane == target.lane or source.end_us > target.start_us + _CLOCK_US:
-            return
+            return False
         self._waits.events.setdefault(target, []).append(source)
+        return True
 
 
 class _Scopes:

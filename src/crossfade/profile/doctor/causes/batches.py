@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 
-from crossfade.profile.doctor.changes import in_turns
 from crossfade.profile.doctor.losses import Reason
+from crossfade.profile.doctor.turns import in_turns
 from crossfade.profile.doctor.view import Cause, Finding, View, share
-from crossfade.profile.traces.collectives import group_of
+from crossfade.profile.traces.collectives import group_of, is_ordered
 from crossfade.profile.traces.events import ActivityKind
 
 _MOST_RUNS = 6  # of a step's launches: more often, and batches are launched in turns already
@@ -59,7 +59,7 @@ def _communicators(view: View) -> list[list[int]]:
     found: dict[tuple[int, tuple[str, str]], list[int]] = {}
     for number in view.collectives():
         activity, rank = view.traced.activities[number], view.program.works[number].rank
-        if activity.message.group:
+        if is_ordered(activity):
             found.setdefault((rank, group_of(activity)), []).append(number)
     return [sorted(numbers, key=lambda n: view.program.works[n].call) for numbers in found.values()]
 

@@ -41,9 +41,10 @@ def late_events(view: View) -> Iterator[Finding]:
 
 
 def _is_late(view: View, number: int, producer: int) -> bool:
-    """Whether a collective waits for later work of its producer's stream than the producer."""
+    """Whether a collective waits, by an event, for later work of its producer's stream than the producer."""
     works = view.program.works
-    return any(wait.work > producer and works[wait.work].lane == works[producer].lane for wait in works[number].after)
+    waits = [wait.work for wait in works[number].after if not wait.is_order]
+    return any(other > producer and works[other].lane == works[producer].lane for other in waits)
 
 
 def late_sums(view: View) -> Iterator[Finding]:
