@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,8 @@ from crossfade.errors import BatchesError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-_COUNT = itertools.count()
+_COUNTS: WeakKeyDictionary[ProcessGroup, Iterator[int]] = WeakKeyDictionary()
+"""Of agreements in a group: its ranks make them in one order, and each may be in other groups than the others are."""
 
 
 class Agreement:
@@ -41,7 +42,8 @@ class Agreement:
         group = group if group is not None else inside._get_default_group()
         self._group = ref(group)  # see `crossfade.peers.group.PeerGroup.process_group`
         self._limit = timedelta(seconds=timeout_s)
-        self._store = inside.PrefixStore(f"crossfade.batches {next(_COUNT)}", inside._world.pg_map[group][1])
+        number = next(_COUNTS.setdefault(group, itertools.count()))
+        self._store = inside.PrefixStore(f"crossfade.batches {number}", inside._world.pg_map[group][1])
         self._numbers: dict[Ranks, int] = {}
         self._ranks: Ranks = tuple(dist.get_process_group_ranks(group))
         self._follower = Follower(self._store, self._ranks, dist.get_rank(), timeout_s)
@@ -97,7 +99,7 @@ class Agreement:
         except BaseException as error:
             if not isinstance(error, BatchesError):
                 for ranks in {self._ranks, *self._numbers}:
-                    number = self._numbers.get(ranks, -1) + 1
+                    number = self._numbers[ranks] = self._numbers.get(ranks, -1) + 1
                     self._store.set(f"{ranks} {number} {dist.get_rank()}", f"{type(error).__name__}: {error}")
             cause = self._follower.fail(error, self._by_ranks(order))
             if cause is not None:

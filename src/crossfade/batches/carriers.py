@@ -7,9 +7,10 @@ caller). A part's groups are its own, since collectives of one group run in orde
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary, ref
@@ -71,6 +72,23 @@ _COPIES: WeakKeyDictionary[ProcessGroup, dict[tuple[int, int | None], ref[Proces
 destroy_process_group ends its threads when nobody expects it any more."""
 
 
+_NUMBERS: WeakKeyDictionary[ProcessGroup, Iterator[int]] = WeakKeyDictionary()
+"""Of a group's copies, as its ranks make them."""
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """A group that is made inside has this name. torch's own counts the groups that a rank is in: ranks that are in others beside
+    this one would wait for each other under two names.
+    """
+    before = _inside._process_group_name
+    _inside._process_group_name = lambda *args, **kwargs: name
+    try:
+        yield
+    finally:
+        _inside._process_group_name = before
+
+
 def options_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The options of a collective among the arguments of its method, or None."""
     if args and hasattr(args[-1], "asyncOp"):
@@ -117,7 +135,9 @@ class ProcessGroups:
             torch.cuda.synchronize()  # a communicator may be split off one that must have nothing to do then
         if backend not in ("nccl", "gloo"):  # one for each kind of device
             backend = str(_inside._world.pg_backend_config[group])
-        made: Any = dist.new_group(ranks, limit, backend, pg_options=options, use_local_synchronization=True)
+        number = next(_NUMBERS.setdefault(group, itertools.count()))
+        with _named(f"crossfade {group.group_name} {number}"):
+            made: Any = dist.new_group(ranks, limit, backend, pg_options=options, use_local_synchronization=True)
         # new_group sorts the ranks: where that changes a rank's number in the group, roots and parts would be others.
         return made if dist.get_process_group_ranks(made) == ranks else group  # type: ignore[no-any-return,unused-ignore]
 

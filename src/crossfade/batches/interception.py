@@ -99,11 +99,15 @@ class _Installed:
                 self._originals.clear()
 
     def _replace_all(self, find: Find) -> None:
+        # Groups of `crossfade.p2p.backend` have methods of their own, which call those of a group that torch does not know.
+        own = getattr(sys.modules.get("crossfade.p2p.backend"), "CrossfadeGroup", None)
         for name in METHODS:
             # From the class's own dictionary: getattr gives something that cannot be put back.
             original = vars(dist.ProcessGroup).get(name)
             if original is not None:
                 self._replace(dist.ProcessGroup, name, original, partial(_method, name), find)
+            if own is not None and name in vars(own):
+                self._replace(own, name, vars(own)[name], partial(_method, name), find)
         for namespace, names in PACKETS.items():
             operators = getattr(torch.ops, namespace)
             for name in names.split():
@@ -135,7 +139,8 @@ installed = _Installed()
 
 def _method(name: str, original: Callable[..., Any], find: Find) -> Callable[..., Any]:
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or (part := find()) is None:
+        is_known = group in dist.distributed_c10d._world.pg_map
+        if torch.compiler.is_compiling() or not is_known or (part := find()) is None:
             return original(group, *args, **kwargs)
         return part.on_method(name, original, group, args, kwargs)
 

@@ -100,6 +100,8 @@ class InterleavedSteps:
         """Runs the batches, and one backward on the mean of their losses by weight; gives that mean, without a graph."""
         results = self._finish_forward()
         total = sum(part.weight for part in self._parts)
+        if not total:
+            raise BatchesError("the weights of a step's batches are 0 in all", hint="weight= is of rows, or of tokens")
         loss = sum(result * (part.weight / total) for result, part in zip(results, self._parts, strict=True))
         if not isinstance(loss, torch.Tensor) or loss.dim():
             raise BatchesError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -74,11 +75,13 @@ def _join(leaves: tuple[Any, ...], num_rows: Sequence[int]) -> Any:
             f"outputs of shapes {', '.join(str(list(leaf.shape)) for leaf in leaves)} for {', '.join(map(str, num_rows))} rows",
             hint="interleave(join=...) joins them as you say",
         )
-    if all(leaf is first or leaf == first for leaf in leaves):
-        return first
+    with suppress(RuntimeError, TypeError, ValueError):  # of objects with tensors or arrays in them
+        if all(leaf is first or leaf == first for leaf in leaves):
+            return first
     raise BatchesError(
         f"the batches give different objects of type {type(first).__name__}",
-        hint="leave it out of the outputs (use_cache=False), or interleave(join=...) joins them as you say",
+        hint="leave it out of the outputs (use_cache=False), make it known to torch.utils._pytree (register_dataclass), or "
+        "interleave(join=...) joins them as you say",
     )
 
 

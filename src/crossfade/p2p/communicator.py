@@ -183,9 +183,9 @@ class P2P:
             self._pairs[src].receive(receive)
         try:
             self._await(lambda: receive.arrival is not None or receive.is_settled, str(receive), timeout)
-        except ChannelTimeout:
+        except BaseException as error:  # an interrupt too: else the receive would take what comes for the next one
             with self._lock:
-                if self._pairs[src].withdraw(receive):
+                if self._pairs[src].withdraw(receive) or not isinstance(error, ChannelTimeout):
                     raise
         if receive.error is not None:
             raise copy(receive.error)

@@ -80,6 +80,10 @@ def check_tensor(tensor: Any, call: str) -> None:
         raise TypeError(
             f"{call} was given a {tensor.layout} tensor of {tensor.dtype}\nhint: it takes dense tensors of numbers"
         )
+    if tensor.is_conj() or tensor.is_neg():
+        raise ValueError(
+            f"{call} was given a conjugate or negative view\nhint: resolve_conj() or resolve_neg() makes it a tensor"
+        )
     if not (tensor.is_cpu or tensor.is_cuda):  # to ask for its device's type takes ten times as long
         raise TypeError(
             f"{call} was given a tensor on {tensor.device}\nhint: it takes tensors on the CPU or on a CUDA device"

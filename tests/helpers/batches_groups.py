@@ -1,0 +1,99 @@
+"""Cases of groups: ranks that are in different groups, subgroups, errors that all ranks raise, the library's own backend."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import crossfade.p2p.backend
+from crossfade.batches import interleave, interleaved
+from crossfade.errors import BatchesError
+from tests.helpers.ranks import Case
+
+GROUPS_WAY = "process groups"
+
+
+class Summing(nn.Module):
+    """Adds up over a group; refuses wide inputs."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        super().__init__()
+        self.group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] > 9:
+            raise ValueError("too wide")
+        y = x.clone()
+        dist.all_reduce(y, group=self.group)
+        return y
+
+
+def ranks_in_different_groups(device: str) -> None:
+    """A subgroup that a rank is not in, and a handle on it, before handles of all ranks."""
+    last = dist.get_world_size() - 1
+    some = dist.new_group(list(range(last)))
+    if dist.get_rank() < last:
+        handle = interleave(Summing(some), group=some, way=GROUPS_WAY, timeout_s=20)
+        assert torch.equal(handle(torch.ones(4, 8)), torch.full((4, 8), float(last)))
+    for _ in range(2):
+        handle = interleave(Summing(), way=GROUPS_WAY, timeout_s=20)
+        assert torch.equal(handle(torch.ones(4, 8)), torch.full((4, 8), last + 1.0))
+    dist.barrier()
+
+
+def an_error_that_all_ranks_raise(device: str) -> None:
+    handle = interleave(Summing(), way=GROUPS_WAY, timeout_s=20)
+    for width in (8, 10, 7, 10, 6):
+        if width < 8 and dist.get_rank():
+            time.sleep(0.2)  # what it has said last is there, when the first rank looks
+        if width > 9:
+            with pytest.raises(ValueError, match="too wide"):
+                handle(torch.ones(4, width))
+        else:
+            assert torch.equal(handle(torch.ones(4, width)), torch.full((4, width), float(dist.get_world_size())))
+
+
+def the_own_backend(device: str) -> None:
+    group = dist.new_group(backend=crossfade.p2p.backend.NAME)
+    handle = interleave(Summing(group), group=group, way=GROUPS_WAY, timeout_s=20)
+    for _ in range(3):
+        assert torch.equal(handle(torch.ones(4, 8)), torch.full((4, 8), float(dist.get_world_size())))
+    assert handle.report().counts.stops == (1, 1)
+
+
+@dataclasses.dataclass
+class Output:
+    """What torch's pytree does not know."""
+
+    values: Tensor
+
+
+class Wrapping(Summing):
+    def forward(self, x: Tensor) -> Output:  # type: ignore[override]
+        return Output(super().forward(x))
+
+
+def what_cannot_be_joined(device: str) -> None:
+    for num_rows in (4, 5):
+        with pytest.raises(BatchesError, match="different objects of type Output"):
+            interleave(Wrapping(), way=GROUPS_WAY, timeout_s=20)(torch.ones(num_rows, 8))
+    with interleaved(way=GROUPS_WAY) as run:
+        run(lambda: torch.ones((), requires_grad=True), weight=0)
+        with pytest.raises(BatchesError, match="0 in all"):
+            run.backward()
+
+
+GROUPS: dict[str, Case] = {
+    each.__name__: each
+    for each in (
+        ranks_in_different_groups,
+        an_error_that_all_ranks_raise,
+        the_own_backend,
+        what_cannot_be_joined,
+    )
+}
