@@ -35,6 +35,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import traceback
 from dataclasses import dataclass
@@ -217,7 +218,9 @@ class TaskError(CrossfadeError):
         actor: the id of the actor on which it was raised; empty for a value that its reader could not unpickle.
         node: the method and, in a graph, the id of the node: ``Parser0.parse (node n0)``.
         remote_traceback: the traceback on the actor, or in the driver where that could not unpickle a result, as text.
-        message: what happened where, with the traceback; ``args`` are those of the error itself.
+        message: what happened where, with the traceback, which is also what ``str`` gives; ``args`` are those of the error itself.
+
+    Where the error's own type has an attribute of one of these names, it is the error's; but ``cause`` is always this one.
     """
 
     cause: BaseException | None = None
@@ -225,13 +228,14 @@ class TaskError(CrossfadeError):
     node: str = ""
     remote_traceback: str = ""
     message: str = ""
+    _text: str = ""
 
     def __str__(self) -> str:
-        return self.message
+        return self._text
 
     def __reduce__(self) -> Any:
         state = {name: value for name, value in self.__dict__.items() if name != "cause"}
-        return _task_error_again, (whole(self.cause), self.message, state)
+        return _task_error_again, (whole(self.cause), self._text, state)
 
 
 def _task_error_again(cause: BaseException | ByParts | None, message: str, state: dict[str, Any]) -> TaskError:
@@ -294,10 +298,11 @@ class Failure:
             message += f"\nhint: {self.hint}"
         error = _task_error_like(cause, message)
         error.cause = cause
-        error.actor = self.actor
-        error.node = self.node
-        error.remote_traceback = self.traceback_text
-        error.hint = self.hint or error.hint
+        taken = _taken(cause)
+        told = {"actor": self.actor, "node": self.node, "remote_traceback": self.traceback_text}
+        told |= {"hint": self.hint} if self.hint else {}
+        for name in told.keys() - taken:
+            setattr(error, name, told[name])
         if cause is not None:
             error.__cause__ = cause
         return error
@@ -321,12 +326,17 @@ def _task_error_like(cause: BaseException | None, message: str) -> TaskError:
     kind = type(cause)
     try:
         # Only __str__ is ours; everything else of the error's type, its attributes included, stays as it was.
-        body = {"__str__": TaskError.__str__, "__module__": kind.__module__}
+        taken = _taken(cause)
+        body = {name: inspect.getattr_static(kind, name) for name in taken if hasattr(kind, name)}
+        body |= {"__str__": TaskError.__str__, "__module__": kind.__module__}
         both: type[TaskError] = type(f"TaskError({kind.__name__})", (TaskError, kind), body)
         error = new_of(both, cause.args)
         fill(error, cause.args, vars(cause), members_of(cause))
-        error.hint = cause.hint if isinstance(cause, CrossfadeError) else None
-        error.message = message
+        if "hint" not in taken:
+            error.hint = cause.hint if isinstance(cause, CrossfadeError) else None
+        if "message" not in taken:
+            error.message = message
+        error._text = message
     except (
         Exception
     ):  # a final class, a conflicting layout or a __new__ of its own: the plain kind still carries `cause`
@@ -336,5 +346,14 @@ def _task_error_like(cause: BaseException | None, message: str) -> TaskError:
 
 def _plain_task_error(message: str) -> TaskError:
     error = TaskError(message)
-    error.message = message
+    error.message = error._text = message
     return error
+
+
+def _taken(cause: BaseException | None) -> set[str]:
+    """What of a TaskError's attributes a user's own error has itself."""
+    if cause is None or isinstance(cause, CrossfadeError):
+        return set()
+    kinds = [kind for kind in type(cause).__mro__ if kind.__module__ != "builtins"]
+    own = {*vars(cause), *(name for kind in kinds for name in vars(kind))}
+    return own & {"actor", "node", "remote_traceback", "message", "hint"}

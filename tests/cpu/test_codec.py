@@ -58,6 +58,7 @@ ARRAYS: dict[str, Any] = {
     "structured": np.array([(1, 2.5)], dtype=[("a", "i4"), ("b", "f8")]),
     "objects": np.array([{"k": 1}, None], dtype=object),
     "raw": np.zeros(3, dtype="V5"),
+    "of a dtype with metadata": np.zeros(3, np.dtype("i1", metadata={"enum": {"RED": 0}})),
 }
 
 

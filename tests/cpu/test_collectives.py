@@ -116,6 +116,21 @@ def test_tensors_that_do_not_lie_in_one_piece(bench: Bench) -> None:
     assert not any(each.requires_grad for each in nodes)
 
 
+def test_the_largest_and_the_smallest_of_a_nan_are_one(bench: Bench) -> None:
+    cases = [(op, dtype) for op in ("max", "min") for dtype in ("float32", "bfloat16", "float64")]
+
+    def build(actors: list[Any], inp: Any) -> list[Any]:
+        return [
+            reduced
+            for op, dtype in cases
+            for reduced in allreduce.bind([actor.with_nan.bind(inp, dtype) for actor in actors], op=op)
+        ]
+
+    for value in bench.run(build, (1,))[0]:
+        assert value.isnan().tolist() == [False, True, True, False, False, False]
+        assert value[[0, 3, 4, 5]].eq(1).all()
+
+
 def test_inputs_are_never_changed(bench: Bench) -> None:
     def build(actors: list[Any], inp: Any) -> list[Any]:
         kept = [actor.keep.bind(inp) for actor in actors]

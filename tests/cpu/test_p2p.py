@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,6 +48,13 @@ def alone(world: None) -> Iterator[P2P]:
         ([1.0], {}, TypeError, "isend was given a list\nhint: it takes one torch tensor"),
         (torch.zeros(4, device="meta"), {}, TypeError, "a tensor on meta\nhint"),
         (torch.zeros(4).to_sparse(), {}, TypeError, "torch.sparse_coo tensor of torch.float32\nhint"),
+        (
+            torch.zeros(2, dtype=torch.complex64).conj(),
+            {},
+            ValueError,
+            "conjugate or negative view\nhint: resolve_conj",
+        ),
+        (torch.zeros(2, dtype=torch.complex64).conj().imag, {}, ValueError, "conjugate or negative view\nhint"),
         (torch.zeros([1] * 17), {}, ValueError, "a tensor of 17 dimensions\nhint: flatten it; 16 are possible"),
         (torch.zeros(4), {"dst": 1}, ValueError, r"given \[1\] as ranks\nhint: the ranks are 0 to 0"),
         (torch.zeros(4), {"dst": [0, 0]}, ValueError, r"given \[0, 0\] as ranks\nhint"),
@@ -59,6 +67,21 @@ def test_what_cannot_be_sent(
 ) -> None:
     with pytest.raises(error, match=text):
         alone.isend(tensor, **{"dst": 0, **options})
+
+
+def test_an_interrupted_receive_takes_nothing_of_the_next_one(alone: P2P) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            alone.recv_any(0, tag=1)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    alone.isend(torch.ones(3), 0, tag=1)
+    assert alone.recv_any(0, tag=1, timeout=10).eq(1).all()
 
 
 @pytest.mark.parametrize("options", [{"buffer_bytes": -1}, {"timeout_s": 0}])

@@ -40,7 +40,7 @@ def test_every_kind_of_array_in_a_record_and_in_a_slot(name: str, num_times: int
         for _ in range(5):
             got = through(writer, reader, array)
             assert type(got) is np.ndarray
-            assert (got.dtype, got.shape) == (array.dtype, array.shape)
+            assert (got.dtype, got.dtype.metadata, got.shape) == (array.dtype, array.dtype.metadata, array.shape)
             assert got.tobytes() == array.tobytes() if array.dtype != object else (got == array).all()
 
 

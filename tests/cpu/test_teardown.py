@@ -172,3 +172,14 @@ def test_a_very_long_time_limit_is_one(local: None, pipe: Path, timeout: float) 
         each.join(30)
     assert results == ["so"] * 3
     graph.teardown(timeout=timeout)
+
+
+def test_a_teardown_takes_the_time_limits_of_a_get(local: None, pipe: Path) -> None:
+    actor = Actor.remote()
+    graph = graph_of(actor, "read")
+    graph.execute(str(pipe))
+    with pytest.raises(ValueError, match=r"timeout is -2\nhint: "):
+        graph.teardown(timeout=-2)
+    threading.Timer(0.2, pipe.write_text, ["so"]).start()
+    graph.teardown(timeout=-1)  # for ever, as in Ray
+    assert actor.echo.remote(1).get() == 1

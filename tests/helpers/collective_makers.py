@@ -48,6 +48,12 @@ class Maker:
         """A matrix whose rows are not in one piece, and which wants gradients."""
         return (torch.arange(6.0).reshape(2, 3) + seed).t().requires_grad_()
 
+    def with_nan(self, seed: int, dtype: str) -> Any:
+        """Ones, and a NaN in one place of each rank but the first."""
+        made = torch.ones(6, dtype=getattr(torch, dtype))
+        made[self.rank : self.rank + self.rank // max(self.rank, 1)] = float("nan")
+        return made
+
     def of_length(self, seed: int) -> Any:
         """A tensor whose length differs between the ranks for odd seeds."""
         return torch.ones(4 + self.rank * (seed % 2))

@@ -47,6 +47,18 @@ class Missing(OSError):
         super().__init__(errno.ENOENT, "is not there", name)
 
 
+class OfAService(Exception):
+    """Its attributes have the names of a TaskError's."""
+
+    def __init__(self, message: str, node: str) -> None:
+        super().__init__(message, node)
+        self.message, self.node = message, node
+
+    @property
+    def hint(self) -> str:
+        return f"ask {self.node}"
+
+
 class Counted(Exception):
     num_made = 0
 
@@ -94,6 +106,7 @@ def arrived(run: Callable[[], object]) -> tuple[BaseException, Any]:
         (OfOne(7), ("code",)),
         (OfKeywords(reason="so"), ("reason",)),
         (Slotted(5), ("place",)),
+        (OfAService("quota exceeded", "gateway-7"), ("message", "node", "hint")),
         (Missing("a.txt"), ("errno", "strerror", "filename")),
         (MissingDependency("numpy", extra="array", needed_for="it"), ("hint",)),
         (DeviceError("no memory", hint="free some"), ("hint",)),

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from crossfade.api.accepted import check_names, seconds_of
+from crossfade.api.accepted import check_names, limit_of
 from crossfade.api.arguments import Splitter
 from crossfade.api.execution import Execution
 from crossfade.api.executions import Executions
@@ -240,7 +240,7 @@ class CompiledGraph:
         given: Any = kill_actors
         meant = f"teardown(timeout={given})" if isinstance(given, Real) else ""
         kill_actors = check_flag("kill_actors", given, meant)
-        timeout = seconds_of(timeout)
+        timeout = limit_of(timeout)
         if (
             current() is not self._session
         ):  # the actors went with their session, or are the parent's of this forked process

@@ -232,6 +232,14 @@ def nodes_in(*arguments: Any) -> tuple[Node, ...]:
 
 
 def _nodes_among(found: Iterable[Any]) -> tuple[Node, ...]:
+    found = list(found)
+    foreign: Any = getattr(sys.modules.get("ray.dag"), "DAGNode", ())
+    for leaf in found:
+        if isinstance(leaf, foreign):
+            raise GraphError(
+                f"{type(leaf).__name__} of ray.dag among the arguments of bind",
+                hint="import it from crossfade.dag; a graph of Ray's own actors is taken whole, by crossfade.compile",
+            )
     return tuple(dict.fromkeys([leaf for leaf in found if isinstance(leaf, Node)]))
 
 

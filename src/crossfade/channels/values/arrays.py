@@ -20,7 +20,8 @@ _MANY = 1024
 
 def describe_array(array: Any) -> bytes | None:
     """What `rebuild_array` makes a plain contiguous array of, beside its memory; None for one that pickle has to take care of."""
-    return _description(array.dtype, array.shape) if array.flags.c_contiguous else None
+    is_plain = array.flags.c_contiguous and array.dtype.metadata is None
+    return _description(array.dtype, array.shape) if is_plain else None
 
 
 def encode_array(array: Any) -> Encoded | None:
