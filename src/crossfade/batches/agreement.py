@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -25,8 +25,10 @@ from crossfade.errors import BatchesError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-_COUNTS: WeakKeyDictionary[ProcessGroup, Iterator[int]] = WeakKeyDictionary()
-"""Of agreements in a group: its ranks make them in one order, and each may be in other groups than the others are."""
+_COUNTS: dict[Ranks, Iterator[int]] = {}
+"""Of agreements between these ranks, which make them in one order; each may be in groups in which the others are not. They go on
+where a group is made anew: its store may be the one of before.
+"""
 
 
 class Agreement:
@@ -42,10 +44,10 @@ class Agreement:
         group = group if group is not None else inside._get_default_group()
         self._group = ref(group)  # see `crossfade.peers.group.PeerGroup.process_group`
         self._limit = timedelta(seconds=timeout_s)
-        number = next(_COUNTS.setdefault(group, itertools.count()))
+        self._ranks: Ranks = tuple(dist.get_process_group_ranks(group))
+        number = next(_COUNTS.setdefault(self._ranks, itertools.count()))
         self._store = inside.PrefixStore(f"crossfade.batches {number}", inside._world.pg_map[group][1])
         self._numbers: dict[Ranks, int] = {}
-        self._ranks: Ranks = tuple(dist.get_process_group_ranks(group))
         self._follower = Follower(self._store, self._ranks, dist.get_rank(), timeout_s)
 
     @property

@@ -72,8 +72,8 @@ _COPIES: WeakKeyDictionary[ProcessGroup, dict[tuple[int, int | None], ref[Proces
 destroy_process_group ends its threads when nobody expects it any more."""
 
 
-_NUMBERS: WeakKeyDictionary[ProcessGroup, Iterator[int]] = WeakKeyDictionary()
-"""Of a group's copies, as its ranks make them."""
+_NUMBERS: dict[tuple[int, ...], Iterator[int]] = {}
+"""Of copies of groups of these ranks, which make them in one order; they go on where a group is made anew over its old store."""
 
 
 @contextmanager
@@ -135,7 +135,7 @@ class ProcessGroups:
             torch.cuda.synchronize()  # a communicator may be split off one that must have nothing to do then
         if backend not in ("nccl", "gloo"):  # one for each kind of device
             backend = str(_inside._world.pg_backend_config[group])
-        number = next(_NUMBERS.setdefault(group, itertools.count()))
+        number = next(_NUMBERS.setdefault(tuple(ranks), itertools.count()))
         with _named(f"crossfade {group.group_name} {number}"):
             made: Any = dist.new_group(ranks, limit, backend, pg_options=options, use_local_synchronization=True)
         # new_group sorts the ranks: where that changes a rank's number in the group, roots and parts would be others.
