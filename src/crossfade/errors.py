@@ -228,14 +228,14 @@ class TaskError(CrossfadeError):
     node: str = ""
     remote_traceback: str = ""
     message: str = ""
-    _text: str = ""
+    _crossfade_text: str = ""
 
     def __str__(self) -> str:
-        return self._text
+        return self._crossfade_text
 
     def __reduce__(self) -> Any:
         state = {name: value for name, value in self.__dict__.items() if name != "cause"}
-        return _task_error_again, (whole(self.cause), self._text, state)
+        return _task_error_again, (whole(self.cause), self._crossfade_text, state)
 
 
 def _task_error_again(cause: BaseException | ByParts | None, message: str, state: dict[str, Any]) -> TaskError:
@@ -298,7 +298,7 @@ class Failure:
             message += f"\nhint: {self.hint}"
         error = _task_error_like(cause, message)
         error.cause = cause
-        taken = _taken(cause)
+        taken = _taken(cause) if cause is not None and isinstance(error, type(cause)) else set()
         told = {"actor": self.actor, "node": self.node, "remote_traceback": self.traceback_text}
         told |= {"hint": self.hint} if self.hint else {}
         for name in told.keys() - taken:
@@ -336,7 +336,7 @@ def _task_error_like(cause: BaseException | None, message: str) -> TaskError:
             error.hint = cause.hint if isinstance(cause, CrossfadeError) else None
         if "message" not in taken:
             error.message = message
-        error._text = message
+        error._crossfade_text = message
     except (
         Exception
     ):  # a final class, a conflicting layout or a __new__ of its own: the plain kind still carries `cause`
@@ -346,14 +346,12 @@ def _task_error_like(cause: BaseException | None, message: str) -> TaskError:
 
 def _plain_task_error(message: str) -> TaskError:
     error = TaskError(message)
-    error.message = error._text = message
+    error.message = error._crossfade_text = message
     return error
 
 
-def _taken(cause: BaseException | None) -> set[str]:
+def _taken(cause: BaseException) -> set[str]:
     """What of a TaskError's attributes a user's own error has itself."""
-    if cause is None or isinstance(cause, CrossfadeError):
-        return set()
-    kinds = [kind for kind in type(cause).__mro__ if kind.__module__ != "builtins"]
-    own = {*vars(cause), *(name for kind in kinds for name in vars(kind))}
+    kinds = [kind for kind in type(cause).__mro__ if kind.__module__.partition(".")[0] not in ("builtins", "crossfade")]
+    own = {*vars(cause), *(name for kind in kinds for name in vars(kind))} if kinds else set()
     return own & {"actor", "node", "remote_traceback", "message", "hint"}

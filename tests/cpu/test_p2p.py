@@ -84,6 +84,25 @@ def test_an_interrupted_receive_takes_nothing_of_the_next_one(alone: P2P) -> Non
     assert alone.recv_any(0, tag=1, timeout=10).eq(1).all()
 
 
+def test_a_value_that_comes_with_the_interrupt_is_for_the_next_receive(
+    alone: P2P, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = alone._await
+
+    def interrupted(*args: Any) -> None:
+        wait(*args)
+        raise KeyboardInterrupt
+
+    alone.isend(torch.ones(3), 0, tag=1)
+    alone.isend(torch.zeros(3), 0, tag=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(alone, "_await", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            alone.recv_any(0, tag=1)
+    assert alone.recv_any(0, tag=1, timeout=10).eq(1).all()
+    assert alone.recv_any(0, tag=1, timeout=10).eq(0).all()
+
+
 @pytest.mark.parametrize("options", [{"buffer_bytes": -1}, {"timeout_s": 0}])
 def test_options_that_make_no_sense(world: None, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"buffer_bytes is .* and timeout_s .*\nhint"):

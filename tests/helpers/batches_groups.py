@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 
 import pytest
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import crossfade.p2p.backend
-from crossfade.batches import interleave, interleaved
+from crossfade.batches import carriers, interleave, interleaved
 from crossfade.errors import BatchesError
 from tests.helpers.ranks import Case
 
@@ -58,6 +59,39 @@ def an_error_that_all_ranks_raise(device: str) -> None:
             assert torch.equal(handle(torch.ones(4, width)), torch.full((4, width), float(dist.get_world_size())))
 
 
+def an_error_of_one_rank(device: str) -> None:
+    """In a run that compares two groups: all raise, and a new handle of the same module goes on."""
+    pair, last = dist.new_group([0, 1]), dist.new_group([2])
+
+    class Failing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.clone()
+            dist.all_reduce(y)
+            if dist.get_rank() == 0 and x.shape[1] > 9:
+                raise ValueError("too wide for this one")
+            dist.all_reduce(y, group=pair if dist.get_rank() < 2 else last)
+            dist.all_reduce(y)
+            return y
+
+    module = Failing()
+    handle = interleave(module, way=GROUPS_WAY, timeout_s=20)
+    handle(torch.ones(4, 8))
+    with pytest.raises((ValueError, BatchesError), match="too wide for this one"):
+        handle(torch.ones(4, 10))
+    dist.barrier()
+    interleave(module, way=GROUPS_WAY, timeout_s=20)(torch.ones(4, 8))
+
+
+def a_group_made_in_another_thread_meanwhile(device: str) -> None:
+    names = list[str]()
+    with carriers._named("of this thread"):
+        thread = threading.Thread(target=lambda: names.append(carriers._inside._process_group_name([0], False)))
+        thread.start()
+        thread.join()
+        names.append(carriers._inside._process_group_name([0], True))
+    assert names[0] != "of this thread" == names[1]
+
+
 def the_own_backend(device: str) -> None:
     group = dist.new_group(backend=crossfade.p2p.backend.NAME)
     handle = interleave(Summing(group), group=group, way=GROUPS_WAY, timeout_s=20)
@@ -93,6 +127,8 @@ GROUPS: dict[str, Case] = {
     for each in (
         ranks_in_different_groups,
         an_error_that_all_ranks_raise,
+        an_error_of_one_rank,
+        a_group_made_in_another_thread_meanwhile,
         the_own_backend,
         what_cannot_be_joined,
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from crossfade.errors import DeviceError, Failure, MissingDependency, TaskError
+from crossfade.errors import CrossfadeError, DeviceError, Failure, MissingDependency, TaskError
 
 
 class OfTwo(Exception):
@@ -57,6 +57,21 @@ class OfAService(Exception):
     @property
     def hint(self) -> str:
         return f"ask {self.node}"
+
+
+class Final(Exception):
+    """Nothing can inherit from it, and it has an attribute of a TaskError's name."""
+
+    node = "of its own"
+
+    def __init_subclass__(cls) -> None:
+        raise TypeError("final")
+
+
+class OfOurs(CrossfadeError):
+    def __init__(self, actor: str) -> None:
+        super().__init__("so", hint="ask it")
+        self.actor = actor
 
 
 class Counted(Exception):
@@ -107,6 +122,7 @@ def arrived(run: Callable[[], object]) -> tuple[BaseException, Any]:
         (OfKeywords(reason="so"), ("reason",)),
         (Slotted(5), ("place",)),
         (OfAService("quota exceeded", "gateway-7"), ("message", "node", "hint")),
+        (OfOurs("a person"), ("actor", "hint")),
         (Missing("a.txt"), ("errno", "strerror", "filename")),
         (MissingDependency("numpy", extra="array", needed_for="it"), ("hint",)),
         (DeviceError("no memory", hint="free some"), ("hint",)),
@@ -211,3 +227,9 @@ def test_an_error_that_is_passed_on_by_another_actor_is_its_own_type_there_and_a
     assert isinstance(second, TaskError)
     assert isinstance(second.cause, ValueError)
     assert isinstance(second.cause, TaskError)
+
+
+def test_what_cannot_be_inherited_from_is_told_with_its_place() -> None:
+    _, came = arrived(raised(Final("so")))
+    assert type(came) is TaskError
+    assert (came.node, came.actor) == ("A0.f (node n0)", "A0")

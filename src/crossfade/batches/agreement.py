@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -47,7 +47,11 @@ class Agreement:
         self._ranks: Ranks = tuple(dist.get_process_group_ranks(group))
         number = next(_COUNTS.setdefault(self._ranks, itertools.count()))
         self._store = inside.PrefixStore(f"crossfade.batches {number}", inside._world.pg_map[group][1])
-        self._numbers: dict[Ranks, int] = {}
+        self._numbers: dict[Ranks, int] = {}  # of comparisons, within and between runs
+        self._num_stretches = (
+            0  # runs, and what is between them: all ranks have equally many, whatever they have compared
+        )
+        self._said: dict[Ranks, str] = {}  # keys of what this rank has said last
         self._follower = Follower(self._store, self._ranks, dist.get_rank(), timeout_s)
 
     @property
@@ -69,7 +73,7 @@ class Agreement:
         """
         ranks = tuple(dist.get_process_group_ranks(group or self.group))
         number = self._numbers[ranks] = self._numbers.get(ranks, -1) + 1
-        place, me = f"{ranks} {number} ", dist.get_rank()
+        place, me = f"{ranks} {self._num_stretches} {number} ", dist.get_rank()
         self._store.set(f"{place}{me}", own)
         try:
             self._store.wait([f"{place}{rank}" for rank in ranks], self._limit)
@@ -80,8 +84,9 @@ class Agreement:
                 hint="each rank has to issue the same collectives in the same order, also without crossfade",
             ) from None
         said = {rank: self._store.get(f"{place}{rank}").decode() for rank in ranks if rank != me}
-        if number:
-            self._store.delete_key(f"{ranks} {number - 1} {me}")  # all have read it: they have come to the next one
+        if (before := self._said.get(ranks)) is not None:
+            self._store.delete_key(before)  # all have read it: they have come to the next one
+        self._said[ranks] = f"{place}{me}"
         for rank, other in said.items():
             if other != own:
                 raise BatchesError(
@@ -95,19 +100,26 @@ class Agreement:
 
         An error is told to the ranks that wait in `compare`, or have ended the run, which raise in their turn.
         """
+        self._begin_stretch()
         self._follower.begin()
         try:
             yield
         except BaseException as error:
-            if not isinstance(error, BatchesError):
-                for ranks in {self._ranks, *self._numbers}:
-                    number = self._numbers[ranks] = self._numbers.get(ranks, -1) + 1
-                    self._store.set(f"{ranks} {number} {dist.get_rank()}", f"{type(error).__name__}: {error}")
+            with suppress(RuntimeError):  # the store may be what has failed
+                for ranks in {self._ranks, *self._said}:
+                    place = f"{ranks} {self._num_stretches} {self._numbers.get(ranks, -1) + 1} "
+                    self._store.set(f"{place}{dist.get_rank()}", f"{type(error).__name__}: {error}")
             cause = self._follower.fail(error, self._by_ranks(order))
             if cause is not None:
                 raise cause from error
             raise
+        finally:
+            self._begin_stretch()
         self._follower.end(self._by_ranks(order))
+
+    def _begin_stretch(self) -> None:
+        self._num_stretches += 1
+        self._numbers = {}
 
     def _by_ranks(self, order: Mapping[ProcessGroup | None, Sequence[Issued]]) -> dict[Ranks, list[Issued]]:
         found: dict[Ranks, list[Issued]] = {}

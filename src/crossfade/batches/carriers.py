@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
@@ -72,6 +73,7 @@ _COPIES: WeakKeyDictionary[ProcessGroup, dict[tuple[int, int | None], ref[Proces
 destroy_process_group ends its threads when nobody expects it any more."""
 
 
+_NAMING = threading.Lock()
 _NUMBERS: dict[tuple[int, ...], Iterator[int]] = {}
 """Of copies of groups of these ranks, which make them in one order; they go on where a group is made anew over its old store."""
 
@@ -81,12 +83,15 @@ def _named(name: str) -> Iterator[None]:
     """A group that is made inside has this name. torch's own counts the groups that a rank is in: ranks that are in others beside
     this one would wait for each other under two names.
     """
-    before = _inside._process_group_name
-    _inside._process_group_name = lambda *args, **kwargs: name
-    try:
-        yield
-    finally:
-        _inside._process_group_name = before
+    with _NAMING:
+        before, thread = _inside._process_group_name, threading.get_ident()
+        _inside._process_group_name = lambda *args, **kwargs: (
+            name if threading.get_ident() == thread else before(*args, **kwargs)
+        )
+        try:
+            yield
+        finally:
+            _inside._process_group_name = before
 
 
 def options_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

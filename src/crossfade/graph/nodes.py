@@ -133,6 +133,7 @@ class MethodNode(Node):
         self.num_returns = num_returns  # how many values the method returns
         found = [*leaves(self.args), *leaves(self.kwargs)]
         _check_hidden(self, found)
+        _refuse_nodes_of_ray(found)
         self.inputs = _nodes_among(found)
         if num_returns > 1:
             self.outputs = tuple(OutputNode(self, index) for index in range(num_returns))
@@ -232,7 +233,10 @@ def nodes_in(*arguments: Any) -> tuple[Node, ...]:
 
 
 def _nodes_among(found: Iterable[Any]) -> tuple[Node, ...]:
-    found = list(found)
+    return tuple(dict.fromkeys([leaf for leaf in found if isinstance(leaf, Node)]))
+
+
+def _refuse_nodes_of_ray(found: Iterable[Any]) -> None:
     foreign: Any = getattr(sys.modules.get("ray.dag"), "DAGNode", ())
     for leaf in found:
         if isinstance(leaf, foreign):
@@ -240,7 +244,6 @@ def _nodes_among(found: Iterable[Any]) -> tuple[Node, ...]:
                 f"{type(leaf).__name__} of ray.dag among the arguments of bind",
                 hint="import it from crossfade.dag; a graph of Ray's own actors is taken whole, by crossfade.compile",
             )
-    return tuple(dict.fromkeys([leaf for leaf in found if isinstance(leaf, Node)]))
 
 
 def walk(outputs: Iterable[Node]) -> list[Node]:

@@ -185,7 +185,10 @@ class P2P:
             self._await(lambda: receive.arrival is not None or receive.is_settled, str(receive), timeout)
         except BaseException as error:  # an interrupt too: else the receive would take what comes for the next one
             with self._lock:
-                if self._pairs[src].withdraw(receive) or not isinstance(error, ChannelTimeout):
+                if self._pairs[src].withdraw(receive):
+                    raise
+                if not isinstance(error, ChannelTimeout):
+                    self._pairs[src].put_back(receive)
                     raise
         if receive.error is not None:
             raise copy(receive.error)

@@ -114,6 +114,10 @@ class Incoming(Generic[A, R]):
         """Whether a value with a tag was announced that no receive has met."""
         return tag in self._announced
 
+    def put_back(self, tag: int, value: A) -> None:
+        """A value that was met is announced again, before all others: its receive does not take it."""
+        self._announced.setdefault(tag, deque()).appendleft(value)
+
     def cancel(self, tag: int, receive: R) -> bool:
         """Takes back one that is not posted; False if it does not wait."""
         waiting = self._waiting.get(tag, deque())

@@ -179,6 +179,11 @@ class Pair:
         """Takes back a receive without a tensor; False if a value has come for it."""
         return self._incoming.cancel(receive.tag, receive)
 
+    def put_back(self, receive: Receive) -> None:
+        """The value that has come for a receive without a tensor is for the next one, if none waits for it already."""
+        if receive.arrival is not None:
+            self._incoming.put_back(receive.tag, receive.arrival)
+
     def _meet(self, receive: Receive, arrival: Arrival) -> None:
         if receive.window is not None:  # the letter of the post came too late for this
             receive.window.is_void = True

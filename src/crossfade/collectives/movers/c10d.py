@@ -129,11 +129,13 @@ class C10dMover:
         """In place."""
         if total.numel():
             compares = self._is_gloo and terms.op in (ReduceOp.MAX, ReduceOp.MIN) and total.is_floating_point()
-            num_nans = total.isnan().to(torch.int32) if compares else None
+            is_nan = total.isnan().to(torch.uint8) if compares else None
             group.allreduce([total], _options(dist.AllreduceOptions(), terms)).wait()
-            if num_nans is not None:  # gloo keeps a NaN or loses it, depending on which rank has it
-                group.allreduce([num_nans], dist.AllreduceOptions()).wait()
-                total.masked_fill_(num_nans > 0, float("nan"))
+            if is_nan is not None:  # gloo keeps a NaN or loses it, depending on which rank has it
+                options: Any = dist.AllreduceOptions()
+                options.reduceOp = dist.ReduceOp.MAX
+                group.allreduce([is_nan], options).wait()
+                total.masked_fill_(is_nan.bool(), float("nan"))
         finish_reduction(terms, total)
 
     def _reduce_scatter(self, group: Any, terms: Terms, rank: int, tensor: torch.Tensor, out: torch.Tensor) -> None:
