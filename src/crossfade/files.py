@@ -22,11 +22,14 @@ def cache_folder() -> Path:
 
 def replace_file(path: Path, text: str) -> None:
     """Writes a file whole or not at all: who reads it meanwhile gets the old one or the new one. Where the path is a symlink, the
-    file behind it is replaced.
+    file behind it is replaced. What is no regular file, such as a device or a pipe, is written to.
     """
     target = Path(os.path.realpath(path))
     beside = target.with_name(f".{os.urandom(8).hex()}")
     try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
         with beside.open("x", encoding="utf-8") as file:
             file.write(text)
             file.flush()

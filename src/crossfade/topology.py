@@ -383,14 +383,10 @@ def load_topology(path: Path | None = None) -> Topology | None:
 def save_topology(topology: Topology, path: Path | None = None) -> Path:
     """Writes a topology by `replace_file`, and returns the path.
 
-    Without a path it is `topology_path`, whose folder is made. What is no regular file, such as a device, is written to.
+    Without a path it is `topology_path`, whose folder is made.
     """
     if path is None:
         path = topology_path()
         path.parent.mkdir(parents=True, exist_ok=True)
-    text = f"{topology.to_json()}\n"
-    if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
-    else:
-        replace_file(path, text)
+    replace_file(path, f"{topology.to_json()}\n")
     return path

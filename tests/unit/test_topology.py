@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from crossfade.files import replace_file
 from crossfade.schedule.cost import CostModel
 from crossfade.topology import Rate, Topology, load_topology, save_topology, topology_path
 from tests.helpers.made_up import MB, A, B, C, measured
@@ -65,12 +67,13 @@ def test_a_symlink_stays_one(tmp_path: Path) -> None:
     assert [each.name for each in (tmp_path / "real").iterdir()] == ["kept.json"]
 
 
-def test_a_device_is_written_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize("write", [save_topology, lambda made, path: replace_file(path, made.to_json())])
+def test_a_device_is_written_to(tmp_path: Path, write: Callable[[Topology, Path], object]) -> None:
     path = tmp_path / "queue"
     os.mkfifo(path)
     end = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        assert save_topology(measured(), path) == path
+        write(measured(), path)
         assert Topology.from_json(os.read(end, 1 << 16).decode()) == measured()
     finally:
         os.close(end)
