@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 
 import torch
 import torch.cuda._gpu_trace as gpu_trace
+from torch.profiler import ProfilerActivity, profile
 from typer.testing import CliRunner
 
 import crossfade
@@ -127,6 +128,25 @@ def test_a_block_without_a_traced_step(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_there_is_one_profiler_at_a_time(tmp_path: Path) -> None:
+    recording = crossfade.record(tmp_path)
+    with (
+        pytest.raises(crossfade.TraceError, match=r"ran a profiler of its own.*\nhint: "),
+        recording,
+        profile(activities=[ProfilerActivity.CPU]) as own,
+    ):
+        torch.ones(8) @ torch.ones(8, 8)
+    assert recording.path is None
+    assert own.key_averages()
+    with (
+        profile(activities=[ProfilerActivity.CPU]),
+        pytest.raises(crossfade.TraceError, match=r"runs already\nhint: "),
+        crossfade.record(tmp_path),
+    ):
+        raise AssertionError("unreachable")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_doctor_says_that_there_is_no_gpu(tmp_path: Path) -> None:
     with crossfade.record(tmp_path):
         torch.ones(8) @ torch.ones(8, 8)
@@ -209,9 +229,9 @@ sys.exit(int(sys.argv[2]))
 """
 
 
-def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
+def run(folder: Path, *arguments: str, text: str = SCRIPT) -> tuple[int, str, str]:
     script = folder / "train.py"
-    script.write_text(SCRIPT)
+    script.write_text(text)
     command = ["-m", "crossfade", "record", "-o", str(folder / "out"), *arguments[:-2], str(script), *arguments[-2:]]
     variables = clean(RANK="3", WORLD_SIZE="4")
     done = warm_python(TORCH_AND_COMPILERS, *command, cwd=folder, env=variables, timeout_s=90)
@@ -240,6 +260,18 @@ def test_a_script_that_fails_or_ends_early(tmp_path: Path) -> None:
     code, _, _ = run(tmp_path, "2", "7")
     assert code == 7
     assert (tmp_path / "out" / "rank3.json.gz").exists(), "what was recorded until then"
+
+
+@pytest.mark.parametrize("options", [(), ("--skip", "3"), ("--skip", "1", "--steps", "2")])
+def test_a_script_with_a_profiler_of_its_own_runs_to_its_end(tmp_path: Path, options: tuple[str, ...]) -> None:
+    text = SCRIPT.replace("for _", "own = torch.profiler.profile()\nfor _").replace(
+        "    model(", "    own.start()\n    model("
+    )
+    code, out, err = run(tmp_path, *options, "5", "0", text=text.replace("r.step()", "r.step()\n    own.stop()"))
+    assert (code, "name __main__" in out) == (2, True), err
+    assert "error: " in err
+    assert "hint: torch has one profiler at a time" in err
+    assert not list((tmp_path / "out").glob("*"))
 
 
 def test_no_script(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import runpy
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,8 @@ def record_script(
     finally:
         handle.remove()
         sys.argv, sys.path[:] = before
+    if window.error is not None:
+        raise window.error
     if window.recording.path is None:
         raise UsersMistake(
             f"{script} ended after {window.num_seen} steps of an optimizer, and {num_skipped} were to be skipped",
@@ -60,11 +62,19 @@ def record_script(
 
 
 class _Window:
-    """The part of a script that is recorded: from one step of an optimizer to another, or up to the end."""
+    """The part of a script that is recorded: from one step of an optimizer to another, or up to the end.
+
+    Attributes:
+        recording: of that part.
+        num_seen: how many steps the optimizers have made.
+        error: why there is no trace, where the script had run long enough for one.
+    """
 
     def __init__(self, recording: crossfade.Recording, num_skipped: int, num_steps: int, num_untraced: int) -> None:
         self.recording = recording
         self.num_seen = 0
+        self.error: TraceError | None = None
+        self._num_skipped = num_skipped
         self._first = num_skipped - num_untraced
         self._last = num_skipped + num_steps if num_steps else 0
         self._open = ExitStack()
@@ -75,15 +85,28 @@ class _Window:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(TraceError):  # the script ended before the trace began
+        with self._going_on():
             self._open.close()
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Keeps the error of a trace that fails, so that the script goes on without."""
+        try:
+            yield
+        except TraceError as error:
+            self._open.pop_all()
+            if self.num_seen >= self._num_skipped:  # else the script ended before the trace began
+                self.error = error
 
     def step(self, *_: Any) -> None:
         """An optimizer has made a step."""
         self.num_seen += 1
-        if self.num_seen == self._first:
-            self._open.enter_context(self.recording)
-        elif self.num_seen == self._last:
-            self._open.close()
-        elif self.num_seen > self._first and (not self._last or self.num_seen < self._last):
-            self.recording.step()
+        if self.error is not None:
+            return
+        with self._going_on():
+            if self.num_seen == self._first:
+                self._open.enter_context(self.recording)
+            elif self.num_seen == self._last:
+                self._open.close()
+            elif self.num_seen > self._first and (not self._last or self.num_seen < self._last):
+                self.recording.step()

@@ -22,6 +22,8 @@ from crossfade.profile.recording.tensors import TensorLog
 from crossfade.profile.traces.record import KEY, VERSION
 from crossfade.profile.traces.steps import MARK
 
+_ONE_PROFILER = "torch has one profiler at a time: leave the program's own out while it is recorded"
+
 
 def record(
     folder: str | os.PathLike[str] = "traces",
@@ -45,7 +47,8 @@ def record(
 
     Raises:
         MissingDependency: torch is not installed; when the block begins.
-        TraceError: the block has no more than the untraced steps; at its end.
+        TraceError: a profiler of torch runs already, where the trace would begin; or, at the block's end, it has no more than the
+            untraced steps, or ran a profiler of its own.
     """
     return Recording(Path(folder), with_stack=with_stack, with_tensors=with_tensors, untraced_steps=untraced_steps)
 
@@ -105,6 +108,8 @@ class Recording:
 
     def _trace(self) -> None:
         torch = self._torch
+        if torch.autograd._profiler_enabled():
+            raise TraceError("a profiler of torch runs already", hint=_ONE_PROFILER)
         self._has_gpu = torch.cuda.is_available()
         activity = torch.profiler.ProfilerActivity
         activities = [activity.CPU] + [activity.CUDA] * self._has_gpu
@@ -159,6 +164,10 @@ class Recording:
         self._log.close()
         self._tensors.close()
         self._sampler.close()
+        if not self._torch.autograd._profiler_enabled():  # exporting what another profiler ended is a crash of torch's
+            if kind is None:
+                raise TraceError("the program ran a profiler of its own, which ended this one", hint=_ONE_PROFILER)
+            return
         rank, world_size = _rank_of(self._torch)
         self._profiler.add_metadata_json(KEY, json.dumps(self._contents(rank, world_size), separators=(",", ":")))
         self._profiler.stop()
