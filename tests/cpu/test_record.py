@@ -274,6 +274,17 @@ def test_a_script_with_a_profiler_of_its_own_runs_to_its_end(tmp_path: Path, opt
     assert not list((tmp_path / "out").glob("*"))
 
 
+def test_a_script_that_goes_to_another_folder(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "beside.py").touch()
+    (tmp_path / "go.py").write_text("import os\nos.chdir('elsewhere')\nimport beside\nopen(__file__).close()\n")
+    command = ["-m", "crossfade", "record", "-o", "out", "go.py"]
+    done = warm_python(TORCH_AND_COMPILERS, *command, cwd=tmp_path, env=clean(), timeout_s=90)
+    assert done.returncode == 0, done.stderr
+    assert f"recorded: {tmp_path / 'out' / 'rank0.json.gz'}" in done.stdout
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
 def test_no_script(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["record", str(tmp_path / "none.py")])
     assert result.exit_code == 2

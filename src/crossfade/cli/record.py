@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from collections.abc import Iterator, Sequence
@@ -41,10 +42,10 @@ def record_script(
     window = _Window(recording, num_skipped, num_steps, num_untraced)
     handle = register_optimizer_step_post_hook(window.step)
     before = sys.argv, list(sys.path)
-    sys.argv, sys.path[0] = [str(script), *arguments], str(script.parent)
+    sys.argv, sys.path[0] = [str(script), *arguments], os.path.dirname(os.path.realpath(script))
     try:
         with window:
-            runpy.run_path(str(script), run_name="__main__")
+            runpy.run_path(str(script.absolute()), run_name="__main__")
     except SystemExit as end:
         if end.code not in (None, 0):
             raise

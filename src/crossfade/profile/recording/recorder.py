@@ -50,7 +50,10 @@ def record(
         TraceError: a profiler of torch runs already, where the trace would begin; or, at the block's end, it has no more than the
             untraced steps, or ran a profiler of its own.
     """
-    return Recording(Path(folder), with_stack=with_stack, with_tensors=with_tensors, untraced_steps=untraced_steps)
+    # the program may go to another folder
+    return Recording(
+        Path(folder).absolute(), with_stack=with_stack, with_tensors=with_tensors, untraced_steps=untraced_steps
+    )
 
 
 class Recording:
