@@ -274,6 +274,16 @@ def test_a_script_with_a_profiler_of_its_own_runs_to_its_end(tmp_path: Path, opt
     assert not list((tmp_path / "out").glob("*"))
 
 
+@pytest.mark.parametrize("error", ["OSError(28, 'odd')", "crossfade.TraceError('odd')", "BrokenPipeError('odd')"])
+def test_what_a_script_raises_is_its_own_error(tmp_path: Path, error: str) -> None:
+    code, _, err = run(tmp_path, "2", "0", text=SCRIPT.replace("sys.exit(", f"import crossfade\nraise {error}\n("))
+    assert code == 1
+    _, _, shown = err.rpartition("Traceback (most recent call last):\n")
+    assert shown.startswith(f'  File "{tmp_path / "train.py"}", line 10, in <module>\n    raise {error}\n'), err
+    assert "error: " not in err, "it is none of crossfade's"
+    assert (tmp_path / "out" / "rank3.json.gz").exists(), "what was recorded until then"
+
+
 def test_a_script_that_goes_to_another_folder(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "beside.py").touch()

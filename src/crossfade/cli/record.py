@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import crossfade
-from crossfade.cli.exits import UsersMistake
+from crossfade.cli.exits import PROBLEM, UsersMistake
 from crossfade.errors import MissingDependency, TraceError
 
 _MOST_UNTRACED = 5  # of the steps that are skipped, the last ones are timed
@@ -45,13 +45,12 @@ def record_script(
     sys.argv, sys.path[0] = [str(script), *arguments], os.path.dirname(os.path.realpath(script))
     try:
         with window:
-            runpy.run_path(str(script.absolute()), run_name="__main__")
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            raise
+            code = _run(script)
     finally:
         handle.remove()
         sys.argv, sys.path[:] = before
+    if code not in (None, 0):
+        raise SystemExit(code)
     if window.error is not None:
         raise window.error
     if window.recording.path is None:
@@ -60,6 +59,21 @@ def record_script(
             hint="give a smaller --skip",
         )
     print(f"recorded: {window.recording.path}\nnext: crossfade doctor {folder}")
+
+
+def _run(script: Path) -> object:
+    """Runs a script, and returns what it exits with. What it raises is shown as Python shows it: it is no error of crossfade's."""
+    try:
+        runpy.run_path(str(script.absolute()), run_name="__main__")
+    except SystemExit as end:
+        return end.code
+    except Exception as error:
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_globals["__name__"] in (__name__, "runpy"):
+            frames = frames.tb_next
+        sys.excepthook(type(error), error.with_traceback(frames), frames)
+        return PROBLEM
+    return None
 
 
 class _Window:
