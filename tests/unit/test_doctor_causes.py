@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from crossfade.errors import TraceError
 from crossfade.profile.doctor.diagnosis import Report, diagnose
 from crossfade.profile.doctor.view import Cause
 from crossfade.profile.traces.reader import read_traces
@@ -50,6 +52,45 @@ def test_a_healthy_program_gets_no_diagnosis(
     report = examined(program, num_ranks, tmp_path, has_cause=False)
     found = [(diagnosis.finding.cause, diagnosis.gain) for diagnosis in report.diagnoses if not diagnosis.is_remark]
     assert cause not in [str(name) for name, _ in found], found
+
+
+def of_two_runs(folder: Path, nums: Sequence[int], other_nums: Sequence[int]) -> list[Path]:
+    """Rank 0 of a run and rank 1 of another one, each with its sizes of all-reduces."""
+    paths = []
+    for rank, own in enumerate((nums, other_nums)):
+
+        def layer(at: Rank, _: int, own: Sequence[int] = own) -> None:
+            for num in own:
+                products(at, 3)
+                at.all_reduce(100, num)()
+
+        (folder / str(rank)).mkdir()
+        paths.append(Machine(steps(layer), 2).save(folder / str(rank))[rank])
+    return paths
+
+
+def test_ranks_of_two_runs_are_refused(tmp_path: Path) -> None:
+    paths = of_two_runs(tmp_path, [1 << 20], [1 << 21])
+    with pytest.raises(TraceError, match=r"no collective in common\nhint: "):
+        diagnose(read_traces(paths))
+
+
+def test_collectives_that_are_not_matched_are_told(tmp_path: Path) -> None:
+    report = diagnose(read_traces(of_two_runs(tmp_path, [1 << 20, 1 << 21], [1 << 21, 1 << 20])))
+    assert any("their collectives differ from the first one on" in text for text in report.unknown)
+
+
+@pytest.mark.parametrize("num_given", [1, 2, 3])
+def test_ranks_that_are_missing_are_told(tmp_path: Path, num_given: int) -> None:
+    def layer(rank: Rank, _: int) -> None:
+        products(rank, 3)
+        rank.all_reduce(100, 1 << 20)()
+        rank.item()
+
+    report = diagnose(read_traces(Machine(steps(layer), 3).save(tmp_path)[:num_given]))
+    assert any("give the files of all ranks" in text for text in report.unknown) == (num_given < 3)
+    assert report.diagnoses
+    assert all(("not the traces of all ranks" in one.confidence) == (num_given < 3) for one in report.diagnoses)
 
 
 def test_sums_that_are_hidden_cost_nothing(tmp_path: Path) -> None:

@@ -137,8 +137,29 @@ def test_traces_of_other_machines_say_so(path: Path) -> None:
 def test_two_files_of_one_rank_are_refused(path: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     other.write_bytes(path.read_bytes())
-    with pytest.raises(TraceError, match="both of rank 0"):
+    with pytest.raises(TraceError, match=r"both of rank 0\nhint: "):
         read_traces([path, other])
+
+
+def test_a_file_that_is_given_twice_is_refused(path: Path, tmp_path: Path) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text())["traceEvents"]))
+    (tmp_path / "link.json").symlink_to(path)
+    with pytest.raises(TraceError, match=r"rank0.json is given 2 times\nhint: "):
+        read_traces([path, tmp_path / "link.json"])
+
+
+def test_files_of_different_numbers_of_ranks_are_refused(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "two").mkdir()
+    other = Machine(program, 2).save(tmp_path / "two")[1]
+    with pytest.raises(TraceError, match=r"different numbers of ranks: rank0.json of 1, rank1.json of 2\nhint: "):
+        read_traces([path, other])
+
+
+def test_a_file_that_does_not_say_its_rank_gets_one_that_is_left(path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(json.loads(path.read_text())["traceEvents"]))
+    assert [trace.label for trace in read_traces([other, path])] == ["rank 0", "rank 1"]
+    assert [trace.world_size for trace in read_traces([other, path])] == [1, None], "the one that says it is rank 0 is"
 
 
 def test_events_that_cannot_be_read_are_counted(path: Path) -> None:

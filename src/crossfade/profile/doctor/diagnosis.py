@@ -15,6 +15,7 @@ from crossfade.profile.doctor.program import Program
 from crossfade.profile.doctor.replay import Replay, WaitsForItself, replay, step_lengths
 from crossfade.profile.doctor.untraced import EVENT_US, MOST_EVENT_US, Untraced, untraced
 from crossfade.profile.doctor.view import Cause, Finding, View
+from crossfade.profile.traces.collectives import is_ordered
 from crossfade.profile.traces.events import RankTrace
 
 REMARK_BELOW = 0.05  # of the step
@@ -233,9 +234,13 @@ def _confidence(traced: Traced, finding: Finding, gain: Gain) -> str:
         words.append(f"only {traced.program.num_steps} step(s) in the trace")
     if not traced.rates.is_measured and any(traced.activities[n].kind == 1 for n in range(len(traced.activities))):
         words.append("how much communication slows computation down is taken from other machines")
-    if traced.program.num_ranks == 1 and any(trace.world_size not in (None, 1) for trace in traced.traces):
-        words.append("one rank's trace alone: how long it waits for its peers is not known")
+    if _lacks_ranks(traced):
+        words.append("not the traces of all ranks: how long these wait for the others is not known")
     return "; ".join(words) or "computed from this trace alone, in every step"
+
+
+def _lacks_ranks(traced: Traced) -> bool:
+    return any((trace.world_size or 1) > traced.program.num_ranks for trace in traced.traces)
 
 
 def _unknown(view: View, host: Untraced, diagnoses: Sequence[Diagnosis]) -> tuple[str, ...]:
@@ -269,10 +274,12 @@ def _unknown(view: View, host: Untraced, diagnoses: Sequence[Diagnosis]) -> tupl
         found.append(
             "what makes the input of collectives and when their results are needed: `crossfade record --with-tensors` keeps it"
         )
-    if traced.program.num_ranks == 1 and any(trace.world_size not in (None, 1) for trace in traced.traces):
+    if _lacks_ranks(traced):
         found.append(
-            "give the files of all ranks: one rank's collectives contain the time in which it waits for the others"
+            "give the files of all ranks: collectives contain the time in which these ranks wait for the others"
         )
+    if any(map(is_ordered, traced.activities)) and not traced.moves_from_us and traced.program.num_ranks > 1:
+        found.append("how long ranks wait for each other: their collectives differ from the first one on")
     if traced.num_steps_left_out:
         found.append(
             f"the last {traced.program.num_steps} steps were replayed; {traced.num_steps_left_out} before them were only read"

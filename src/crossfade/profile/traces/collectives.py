@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+from crossfade.errors import TraceError
 from crossfade.profile.traces.events import Activity, ActivityKind, RankTrace
 
 _PAIRWISE = ("send", "recv", "SendRecv", "coalesced")
@@ -15,6 +16,9 @@ def match_collectives(traces: Sequence[RankTrace]) -> list[list[tuple[int, Activ
 
     The k-th collective of a group on one rank is the k-th on the others; a group's ones are matched up to the first pair that
     differs in name or size. Sends and receives are not matched: a trace does not say with whom.
+
+    Raises:
+        TraceError: the ranks of no group have any collective in common.
     """
     by_group: dict[tuple[str, str], dict[int, list[Activity]]] = {}
     for place, trace in enumerate(traces):
@@ -33,6 +37,12 @@ def match_collectives(traces: Sequence[RankTrace]) -> list[list[tuple[int, Activ
             if len({_what(part) for part in parts}) > 1:
                 break
             matched.append(list(zip(members, parts, strict=True)))
+    kinds = [[_kinds(parts) for parts in members.values()] for (name, _), members in by_group.items() if name]
+    shared = [of_ranks for of_ranks in kinds if len(of_ranks) > 1 and all(of_ranks)]
+    if shared and not any(set.intersection(*of_ranks) for of_ranks in shared):
+        raise TraceError(
+            "the ranks' traces have no collective in common", hint="give one file for each rank, all of one run"
+        )
     return matched
 
 
@@ -78,3 +88,11 @@ def _what(activity: Activity) -> tuple[object, ...]:
     if not message.collective:
         return (activity.name,)
     return message.collective, message.num_in, message.num_out, message.dtype
+
+
+def _kinds(activities: Sequence[Activity]) -> set[tuple[object, ...]]:
+    """What all ranks of a group have, whichever steps were traced: all-reduces by size; others may have sizes of each rank's own.
+    Any two programs have barriers.
+    """
+    names = [(one, one.message.collective) for one in activities if one.message.collective != "barrier"]
+    return {_what(one) if "allreduce" in name else (name,) for one, name in names}

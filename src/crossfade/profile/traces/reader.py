@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import re
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import count
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ COMMUNICATION = re.compile(
     r"nccl(Dev)?Kernel|^Memcpy PtoP|cross_device_reduce|(one|two)_shot_all|multimem_|allreduce_fusion|nvshmem|deep_ep::|mscclpp",
     re.IGNORECASE,
 )
+_ONE_RUN = "give one file for each rank, all of one run"
 _OTHER_GPUS = {"hip": "AMD GPUs", "mtia": "MTIA", "xpu": "Intel GPUs"}
 
 
@@ -62,11 +65,16 @@ _decode_call = msgspec.json.Decoder(_CallArgs, strict=False).decode
 
 
 def read_traces(paths: Iterable[str | os.PathLike[str]]) -> list[RankTrace]:
-    """The traces of one run, by rank. Two files that say that they are of one rank are refused.
+    """The traces of one run, by rank; those that do not say theirs get the numbers that are left.
 
     Raises:
-        TraceError: a file cannot be read, is no trace of CUDA GPUs, or two are of one rank.
+        TraceError: a file cannot be read, is no trace of CUDA GPUs, or is given twice; or files are of one rank, or of
+            different numbers of ranks.
     """
+    paths = list(paths)
+    for file, num in Counter(map(os.path.realpath, paths)).items():
+        if num > 1:
+            raise TraceError(f"{file} is given {num} times", hint=_ONE_RUN)
     traces = [read_trace(path) for path in paths]
     known: dict[int, RankTrace] = {}
     for trace in traces:
@@ -74,12 +82,16 @@ def read_traces(paths: Iterable[str | os.PathLike[str]]) -> list[RankTrace]:
             continue
         if trace.rank in known and len(traces) > 1:
             raise TraceError(
-                f"{known[trace.rank].label} and {trace.label} are both of rank {trace.rank}\n"
-                "hint: give one file for each rank, all of one run"
+                f"{known[trace.rank].label} and {trace.label} are both of rank {trace.rank}", hint=_ONE_RUN
             )
         known[trace.rank] = trace
-    for place, trace in enumerate(traces):
-        trace.rank = place if trace.rank is None else trace.rank
+    sizes = {trace.world_size: trace for trace in traces if trace.world_size is not None}
+    if len(sizes) > 1:
+        said = ", ".join(f"{trace.label} of {size}" for size, trace in sizes.items())
+        raise TraceError(f"the files are of runs with different numbers of ranks: {said}", hint=_ONE_RUN)
+    free = (number for number in count() if number not in known)
+    for trace in traces:
+        trace.rank = next(free) if trace.rank is None else trace.rank
         trace.label = f"rank {trace.rank}"
     return sorted(traces, key=lambda trace: trace.rank or 0)
 
