@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,13 @@ def test_one_step_is_as_long_as_the_doctor_says(tmp_path: Path) -> None:
     now, *_ = one_step(report)
     assert now.makespan_us == pytest.approx(report.step_us, rel=0.05)
     assert now.spans[0].start_us >= 0.0
+
+
+def test_steps_without_work_of_the_gpu_are_passed_over(tmp_path: Path) -> None:
+    def late_work(rank: Rank) -> None:
+        for step in range(6):
+            rank.scope(f"ProfilerStep#{step}", partial(rank.kernel, 200.0) if step > 2 else rank.free)
+
+    report = diagnose(read_traces(Machine(late_work).save(tmp_path)))
+    now, *_ = one_step(report)
+    assert [span.execution for span in now.spans if span.stream != "host"] == [4]

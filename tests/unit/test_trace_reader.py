@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from crossfade.errors import TraceError
+from crossfade.profile.doctor.diagnosis import diagnose
 from crossfade.profile.traces import chrome
 from crossfade.profile.traces.reader import read_trace, read_traces
 from tests.helpers.gpu_traces import Machine, Rank
@@ -166,5 +167,34 @@ def test_events_that_cannot_be_read_are_counted(path: Path) -> None:
     trace = json.loads(path.read_text())
     for event in trace["traceEvents"][:2]:
         event["args"] = {"correlation": ["odd"]}
+    next(event for event in trace["traceEvents"] if event["cat"] == "cpu_op")["name"] = None
     path.write_text(json.dumps(trace))
-    assert any("could not be read" in note for note in read_trace(path).notes)
+    (read,) = read_traces([path])
+    assert read.notes == ["3 events could not be read"]
+    diagnose([read])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("distributedInfo", [1]),
+        ("distributedInfo", 3),
+        ("distributedInfo", {"rank": "first"}),
+        ("deviceProperties", {"0": {}}),
+        ("deviceProperties", [{"numSms": "x"}]),
+        ("deviceProperties", [1]),
+        ("baseTimeNanoseconds", "x"),
+    ],
+)
+def test_metadata_of_another_shape_is_left_out_with_a_note(path: Path, name: str, value: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    (trace,) = read_traces([path])
+    assert [note.partition(": ")[0] for note in trace.notes] == [f"{name} could not be read"]
+    diagnose([trace])
+
+
+def test_numbers_in_metadata_may_be_text_or_missing(path: Path) -> None:
+    about = {"distributedInfo": {"rank": "2", "world_size": "4"}, "deviceProperties": [{"numSms": None}]}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **about}))
+    trace = read_trace(path)
+    assert (trace.rank, trace.world_size, trace.num_sms, trace.notes) == (2, 4, 0, [])

@@ -48,8 +48,10 @@ def _between_steps(timeline: Timeline) -> Timeline:
     for span in timeline.spans:
         if span.kind != WAIT:
             ends[span.execution] = max(ends.get(span.execution, 0.0), span.end_us)
-    step = len(ends) // 2
-    begin, end = ends.get(step - 1, 0.0), ends[step]
+    steps = sorted(ends)  # those in which a GPU did something
+    place = len(steps) // 2
+    step = steps[place]
+    begin, end = ends[steps[place - 1]] if place else 0.0, ends[step]
     inside = [
         replace(span, execution=step, start_us=max(span.start_us, begin) - begin, end_us=min(span.end_us, end) - begin)
         for span in timeline.spans

@@ -181,3 +181,4 @@ class RankTrace:
     numbered: dict[int, tuple[int, float, float]] = field(default_factory=dict)
     # when each operator and call began that the profiler kept; ascending
     host_events_us: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    compute_major: int = 0  # of its GPU's compute capability; 0 where the trace does not say

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -29,6 +29,7 @@ COMMUNICATION = re.compile(
     r"nccl(Dev)?Kernel|^Memcpy PtoP|cross_device_reduce|(one|two)_shot_all|multimem_|allreduce_fusion|nvshmem|deep_ep::|mscclpp",
     re.IGNORECASE,
 )
+_T = TypeVar("_T")
 _ONE_RUN = "give one file for each rank, all of one run"
 _OTHER_GPUS = {"hip": "AMD GPUs", "mtia": "MTIA", "xpu": "Intel GPUs"}
 
@@ -53,6 +54,17 @@ class _ActivityArgs(msgspec.Struct, gc=False):
 class _CallArgs(msgspec.Struct, gc=False):
     correlation: int = 0
     stream: int = -1
+
+
+class _Device(msgspec.Struct):
+    name: str | None = None
+    num_sms: int | None = msgspec.field(default=None, name="numSms")
+    compute_major: int | None = msgspec.field(default=None, name="computeMajor")
+
+
+class _About(msgspec.Struct):
+    rank: int | None = None
+    world_size: int | None = None
 
 
 class _OperatorArgs(msgspec.Struct, gc=False):
@@ -148,6 +160,9 @@ class _Reader:
                 if reader is None:
                     self._categories.add(event.cat)
                     continue
+                if not isinstance(event.name, str):
+                    self._num_unreadable += 1
+                    continue
                 try:
                     reader(event)
                 except (msgspec.DecodeError, TypeError, ValueError):
@@ -226,21 +241,22 @@ class _Reader:
     def _whole(self) -> RankTrace:
         metadata = self._file.metadata
         self._refuse_others()
-        properties = (metadata.get("deviceProperties") or [{}])[0]
-        about = metadata.get("distributedInfo") or {}
+        notes = [f"{self._num_unreadable:,} events could not be read"] if self._num_unreadable else []
+        device, *_ = (*self._part("deviceProperties", list[_Device], notes), _Device())
+        about = self._part("distributedInfo", _About, notes)
+        base_ns = self._part("baseTimeNanoseconds", float, notes)
         origin = self._first_us
         self._move_to(origin)
-        notes = [f"{self._num_unreadable:,} events could not be read"] if self._num_unreadable else []
         record = self._record(notes)
         self._operators.pack(origin)
         self._functions.pack(origin)
         return RankTrace(
             self._file.path.name,
-            about.get("rank", record and record.rank),
-            about.get("world_size", record and record.world_size),
-            float(metadata.get("baseTimeNanoseconds") or 0) + origin * 1e3,
-            int(properties.get("numSms") or 0),
-            str(properties.get("name") or ""),
+            record.rank if about.rank is None and record else about.rank,
+            record.world_size if about.world_size is None and record else about.world_size,
+            base_ns + origin * 1e3,
+            device.num_sms or 0,
+            device.name or "",
             sorted(self._activities, key=lambda activity: (activity.start_us, activity.end_us)),
             sorted(self._calls, key=lambda call: (call.start_us, call.end_us)),
             sorted(self._collectives, key=lambda call: call.start_us),
@@ -256,7 +272,16 @@ class _Reader:
                 for number, (thread, start, end) in (self._numbered.items() if record and record.tensors else ())
             },
             np.sort(np.array(self._host_events)) - origin,
+            device.compute_major or 0,
         )
+
+    def _part(self, name: str, kind: type[_T], notes: list[str]) -> _T:
+        """What the file says besides its events; an empty one, with a note, where that cannot be read."""
+        try:
+            return msgspec.convert(self._file.metadata.get(name) or kind(), kind, strict=False)
+        except msgspec.ValidationError as error:
+            notes.append(f"{name} could not be read: {error}")
+            return kind()
 
     def _record(self, notes: list[str]) -> Record | None:
         """What `crossfade.record` added; None, with a note, where that cannot be read."""

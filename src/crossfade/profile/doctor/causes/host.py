@@ -118,8 +118,7 @@ def _pinned_rate(view: View) -> float:
         for activity in view.traced.activities
         if "Pinned" in activity.name and activity.num_bytes > 1 << 20 and activity.duration_us > 0
     ]
-    properties = (view.traced.traces[0].metadata.get("deviceProperties") or [{}])[0]
-    major = min(int(properties.get("computeMajor") or 0), 9)
+    major = min(view.traced.traces[0].compute_major, 9)
     return max(rates, default=_PINNED_GBS.get(major, _OTHER_PINNED_GBS))
 
 
