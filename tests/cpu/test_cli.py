@@ -248,8 +248,10 @@ def test_an_error_in_the_users_function_is_shown_with_its_place(folder: Path) ->
     "arguments",
     [
         ["plan", "graphs:chain", "--max-inflight", "0"],
+        ["plan", "graphs:chain", "--max-inflight", "65537"],
         ["plan"],
         ["bench", "hops", "--num", "1"],
+        ["bench", "hops", "--spin-us", "1e400"],
         ["demo", "--engine", "steam"],
         ["demo", "--output", "graphs.py"],
         ["fly"],

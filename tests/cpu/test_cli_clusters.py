@@ -114,6 +114,7 @@ MISTAKES: list[tuple[list[str], str, str]] = [
     (["graphs:pipeline", "--topology", "nowhere.json"], "cannot read nowhere.json", "hint:"),
     (["graphs:pipeline", "--topology", "wrong.json"], "wrong.json: hosts[0] has 'gpus'", "did you mean 'num_gpus'?"),
     (["graphs:pipeline", "--topology", "none.json"], "none.json describes no hosts", "docs/clusters.md"),
+    (["graphs:large", "--topology", "large.json", "--max-inflight", "65537"], "65536", "--max-inflight"),
     (["graphs:large", "--topology", "cluster.json"], "Stage4 asks for num_gpus=1, and 0 of 4 is free", "hint:"),
     (["graphs:called", "--topology", "cluster.json"], "Stage0 is on a machine that is only described", "bind"),
     (["graphs:compiled", "--topology", "cluster.json"], "only described", "before .compile()"),

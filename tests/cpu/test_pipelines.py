@@ -237,6 +237,27 @@ def test_a_function_that_returns_something_else_is_a_mistake(
         cli.show_pipeline("models:f", num_stages=2, num_microbatches=4, num_ranks=None, device="")
 
 
+class Raises(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("odd")
+
+
+@pytest.mark.parametrize(
+    ("module", "device", "says"),
+    [
+        (Raises(), "", r"the module of models:f raised KeyError: 'odd'\n  at .*test_pipelines.py, line .*\nhint: "),
+        (nn.Identity(), "nowhere", r"there is no device 'nowhere': .*\nhint: "),
+        (nn.Identity(), "cuda:99", r"there is no device 'cuda:99': .*\nhint: "),
+    ],
+)
+def test_a_module_that_raises_or_a_device_that_is_not_there_is_a_mistake(
+    module: nn.Module, device: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "call_target", lambda *_, **__: (module, (torch.ones(2, 2),)))
+    with pytest.raises(UsersMistake, match=says):
+        cli.show_pipeline("models:f", num_stages=2, num_microbatches=4, num_ranks=None, device=device)
+
+
 def test_a_gradient_that_crosses_is_contiguous() -> None:
     value, rows = torch.randn(3, 4, requires_grad=True), torch.randn(4, 3)
     (plain,) = torch.autograd.grad((value * 1).t(), value, rows)

@@ -14,7 +14,7 @@ from rich.console import Console
 import crossfade
 from crossfade.api import ActorHandle, CompiledGraph, remote
 from crossfade.cli.actors import Echo
-from crossfade.cli.exits import WrongResult
+from crossfade.cli.exits import UsersMistake, WrongResult
 from crossfade.cli.measure import alone_us, in_flight_us, median, p99, show_us
 from crossfade.cli.shown import new_table
 
@@ -32,7 +32,10 @@ def bench_hops(num: int, spin_us: float) -> None:
     console.print(
         f"crossfade {crossfade.__version__}, {os.cpu_count()} cores, Python {platform.python_version()}; {num} executions a row"
     )
-    crossfade.init(engine="local", spin_us=spin_us)
+    try:
+        crossfade.init(engine="local", spin_us=spin_us)
+    except ValueError as error:
+        raise UsersMistake.of(error) from None
     actors = [remote(Echo).remote() for _ in range(NUM_ACTORS)]
     title = f"From execute to the result (spin {spin_us:g} us)"
     table = new_table(title, ("what",), ("executions", "median us", "p99 us"))

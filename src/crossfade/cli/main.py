@@ -25,6 +25,7 @@ from typing import Annotated
 import typer
 
 import crossfade
+from crossfade.api.options import MAX_INFLIGHT
 from crossfade.cli.exits import INTERRUPTED, PROBLEM, USERS_MISTAKE, UsersMistake, WrongResult
 from crossfade.errors import CrossfadeError, MissingDependency, TraceError
 
@@ -128,7 +129,9 @@ def plan(
             help="Returns the last node of a graph, or a MultiOutputNode, or a pair of that and a Workload; takes no arguments.",
         ),
     ],
-    max_inflight: Annotated[int, typer.Option(min=1, help="How many executions may be under way.")] = 10,
+    max_inflight: Annotated[
+        int, typer.Option(min=1, max=MAX_INFLIGHT, help="How many executions may be under way.")
+    ] = 10,
     overlap: Annotated[bool, typer.Option(help="Start receives early and let sends trail.")] = True,
     svg: Annotated[Path | None, typer.Option(help="Write a picture of the predicted timeline there.")] = None,
     topology: Annotated[

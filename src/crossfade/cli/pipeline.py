@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossfade.cli.exits import UsersMistake
 from crossfade.cli.shown import print_bounds
-from crossfade.cli.target import call_target, describe, read_cluster
+from crossfade.cli.target import call_target, describe, read_cluster, users_code
 from crossfade.errors import GraphError, MissingDependency
 
 if TYPE_CHECKING:
@@ -35,9 +35,15 @@ def show_pipeline(
 
     module, example_inputs = _taken_apart(made, target, torch.nn.Module)
     try:
-        cut = split(module, example_inputs, num_stages, device=device or None)
-    except GraphError as error:
-        raise UsersMistake.of(error, f"the module of {target} cannot be cut: ") from None
+        torch.empty(0, device=device or None)
+    except (RuntimeError, AssertionError) as error:  # the latter where torch is built without CUDA
+        message = str(error).partition("\n")[0]
+        raise UsersMistake(f"there is no device {device!r}: {message}", hint="name one that torch has here") from None
+    with users_code(f"the module of {target}"):
+        try:
+            cut = split(module, example_inputs, num_stages, device=device or None)
+        except GraphError as error:
+            raise UsersMistake.of(error, f"the module of {target} cannot be cut: ") from None
     print(cut)
     print(f"\npredicted, for a step of {num_microbatches} microbatches, without the optimizer:\n")
     rows = [["schedule", "ranks", "step", "bubble", "memory", "exposed"]]

@@ -56,7 +56,7 @@ def call_target(target: str, *, example: str, returns: str) -> Any:
         dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
         raise UsersMistake(f"{module_name!r} is a file, not a module", hint=f"write {dotted}:{function_name}")
     function = _find_function(_import(module_name), module_name, function_name, returns)
-    with _users_code(f"{target}()"):
+    with users_code(f"{target}()"):
         made = function()
     if inspect.iscoroutine(made):
         made.close()  # or Python says that nobody awaited it
@@ -77,7 +77,7 @@ def _import(name: str) -> Any:
         sys.path.insert(0, str(Path.cwd()))
     importlib.invalidate_caches()
     try:
-        with _users_code(f"importing {name}", is_import=True):
+        with users_code(f"importing {name}", is_import=True):
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
@@ -116,7 +116,7 @@ def _find_function(module: Any, module_name: str, name: str, returns: str) -> Ca
 
 
 @contextmanager
-def _users_code(what: str, *, is_import: bool = False) -> Iterator[None]:
+def users_code(what: str, *, is_import: bool = False) -> Iterator[None]:
     """Around code of the user's: what it raises is told in one line, with the place.
 
     A module that an import does not find is left to the import's caller.
