@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -125,6 +126,16 @@ def test_plan_prints_a_plan_that_parses_and_starts_no_process(folder: Path, targ
     assert f"rings take at least {3 * 1024 * len(plan.channels):,} bytes" in facts
     assert float(re.findall(r"predicted: ([0-9.]+) us", facts)[0]) > 0
     assert len(set(re.findall(r"(?:called|constructed) in (\d+)", done.stdout))) == 1
+
+
+def test_json_is_all_that_is_on_stdout(folder: Path) -> None:
+    done = crossfade_command("plan", "graphs:chain", "--json", folder=folder)
+    assert json.loads(done.stdout)["num_actors"] == 2
+    assert re.findall(r"^(called|constructed) in", done.stderr, re.MULTILINE) == [
+        "called",
+        "constructed",
+        "constructed",
+    ]
 
 
 def test_plan_overlaps_unless_told_not_to(folder: Path) -> None:

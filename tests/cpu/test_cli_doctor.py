@@ -55,6 +55,20 @@ def test_a_page(tmp_path: Path) -> None:
     assert "there is no folder" in err
 
 
+def test_what_cannot_be_read_is_told_everywhere(tmp_path: Path) -> None:
+    def program(rank: Rank) -> None:
+        for _ in range(5):
+            rank.kernel(300)
+
+    trace, page = tmp_path / "trace.json", tmp_path / "report.html"
+    (path,) = Machine(program).save(tmp_path)
+    trace.write_text(json.dumps({**json.loads(path.read_text()), "baseTimeNanoseconds": "x"}))
+    told = "baseTimeNanoseconds could not be read"
+    assert told in run(trace, "--html", page)[1]
+    assert told in page.read_text(encoding="utf-8")
+    assert told in run(trace, "--json")[1]
+
+
 def test_a_folder_of_ranks(tmp_path: Path) -> None:
     def program(rank: Rank) -> None:
         for _ in range(5):

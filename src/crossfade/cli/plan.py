@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import crossfade
@@ -48,9 +51,12 @@ def show_plan(
     model = CostModel() if costs is None else read_figures(CostModel, costs)
     given = None if workload is None else read_figures(Workload, workload)
     options = CompileOptions(max_inflight=max_inflight, overlap=overlap)
+    # what the user's code prints is no part of the JSON
+    aside = partial(redirect_stdout, sys.stderr) if is_json else nullcontext
     if cluster is not None:
         init_elsewhere(cluster)  # before the user's module is imported: it may start actors
-        node, work = load_graph(target)
+        with aside():
+            node, work = load_graph(target)
         try:
             plan = plan_elsewhere(node, cluster, options)
         except GraphError as error:
@@ -59,10 +65,12 @@ def show_plan(
         _predict(target, plan, given or work, model, svg, is_json=is_json, cluster=cluster)
         return
     crossfade.init(engine="inline")
-    node, work = load_graph(target)
     if costs is None:
         model = replace(model, topology=load_topology() or Topology())
-    with _compile(node, target, options) as graph:
+    with aside():
+        node, work = load_graph(target)
+        compiled = _compile(node, target, options)
+    with compiled as graph:
         _predict(target, graph.plan, given or work, model, svg, is_json=is_json)
 
 

@@ -63,8 +63,12 @@ def report_json(report: Report) -> dict[str, Any]:
         "collectives": [asdict(row) for row in collective_metrics(traced)],
         "observed": list(report.observed),
         "unknown": list(report.unknown),
-        "notes": [note for trace in traced.traces for note in trace.notes],
+        "notes": _notes(report),
     }
+
+
+def _notes(report: Report) -> list[str]:
+    return [note for trace in report.traced.traces for note in trace.notes]
 
 
 def _diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -97,7 +101,7 @@ def report_page(report: Report) -> dict[str, Any]:
     return {
         "title": f"crossfade doctor: {len(report.traced.traces)} rank(s) of {report.traced.traces[0].gpu or 'a GPU'}",
         "summary": headline(report),
-        "notes": [*report.observed, *report.unknown],
+        "notes": [*report.observed, *report.unknown, *_notes(report)],
         "metrics": _metrics_rows(report),
         "lanes": lanes.labels,
         "names": lanes.names,
