@@ -228,10 +228,11 @@ class _Builder:
                 ended = order.calls[before].end_us if after != NOBODY else self._begin - self._shifts[rank]
                 waits = tuple(self._return(call, one) for one in returns.get(call, ()) if id(one) in self._place)
                 own = call.end_us - call.start_us
-                if waits and call.role is not Role.FREE:
+                ended_us = max((one.end_us for one in returns.get(call, ())), default=0.0)
+                if waits and call.role is Role.FREE:
+                    own = max(call.end_us - max(call.start_us, ended_us), 0.0)
+                elif waits and ended_us > call.start_us:  # else it found nothing to wait for, and took its own time
                     own = min(own, _RETURN_US)
-                elif waits:
-                    own = max(call.end_us - max(call.start_us, *(one.end_us for one in returns[call])), 0.0)
                 gap = max(call.start_us - ended, 0.0)
                 num_events = 1 if after == NOBODY else max(int(events[place] - events[before]), 1)
                 found.append(HostCall(rank, after, gap, own, waits, self._step_at(rank, call.start_us), num_events))
