@@ -103,6 +103,25 @@ def test_a_value_that_comes_with_the_interrupt_is_for_the_next_receive(
     assert alone.recv_any(0, tag=1, timeout=10).eq(0).all()
 
 
+def test_a_value_that_comes_with_the_interrupt_is_for_the_receive_that_waits_already(
+    alone: P2P, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait, target, later = alone._await, torch.zeros(3), list[Any]()
+
+    def interrupted(*args: Any) -> None:
+        wait(*args)
+        later.append(alone.irecv(target, 0, tag=1))
+        raise KeyboardInterrupt
+
+    alone.isend(torch.ones(3), 0, tag=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(alone, "_await", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            alone.recv_any(0, tag=1)
+    later[0].wait(timeout=10)
+    assert target.eq(1).all()
+
+
 @pytest.mark.parametrize("options", [{"buffer_bytes": -1}, {"timeout_s": 0}])
 def test_options_that_make_no_sense(world: None, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"buffer_bytes is .* and timeout_s .*\nhint"):

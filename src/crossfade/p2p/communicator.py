@@ -183,12 +183,10 @@ class P2P:
             self._pairs[src].receive(receive)
         try:
             self._await(lambda: receive.arrival is not None or receive.is_settled, str(receive), timeout)
-        except BaseException as error:  # an interrupt too: else the receive would take what comes for the next one
+        except BaseException as error:
+            is_interrupted = not isinstance(error, ChannelTimeout)
             with self._lock:
-                if self._pairs[src].withdraw(receive):
-                    raise
-                if not isinstance(error, ChannelTimeout):
-                    self._pairs[src].put_back(receive)
+                if self._pairs[src].withdraw(receive, is_given_up=is_interrupted) or is_interrupted:
                     raise
         if receive.error is not None:
             raise copy(receive.error)

@@ -114,9 +114,12 @@ class Incoming(Generic[A, R]):
         """Whether a value with a tag was announced that no receive has met."""
         return tag in self._announced
 
-    def put_back(self, tag: int, value: A) -> None:
-        """A value that was met is announced again, before all others: its receive does not take it."""
-        self._announced.setdefault(tag, deque()).appendleft(value)
+    def put_back(self, tag: int, value: A) -> R | None:
+        """The receive that has met a value does not take it. The next one that waits, which meets it now, if there is one."""
+        met = self._pop(tag)
+        if met is None:
+            self._announced.setdefault(tag, deque()).appendleft(value)
+        return met
 
     def cancel(self, tag: int, receive: R) -> bool:
         """Takes back one that is not posted; False if it does not wait."""

@@ -33,8 +33,7 @@ from crossfade.p2p.pending import Pending
 from crossfade.p2p.transfer import Arrival, OpenWindow, Receive, Send, Transfer
 
 _NOTHING = Window(0, 0, 0, 0, is_lent=False)
-_NUM_UNTOLD = 64
-"""So many announcements at most are read before the other rank is told, which remembers them until then."""
+_NUM_UNTOLD = 64  # announcements that are read before the other rank is told, which remembers them until then
 
 
 class Pair:
@@ -84,8 +83,7 @@ class Pair:
         self._check()
         if self._is_closed:
             raise self._has_closed()
-        posted = self._outgoing.send(send.tag)
-        if posted is not None:
+        if (posted := self._outgoing.send(send.tag)) is not None:
             self._push(send, posted)
             return
         number = self._num_announced = self._num_announced + 1
@@ -117,8 +115,7 @@ class Pair:
         if not send.size_bytes:
             send.finish()
             return _NOTHING
-        offer = self.carrier.offer(send, number, is_urgent=is_urgent)
-        if offer is None:
+        if (offer := self.carrier.offer(send, number, is_urgent=is_urgent)) is None:
             return None
         window = offer.opened
         if window is not None and offer.window.is_lent:
@@ -175,14 +172,12 @@ class Pair:
         """Whether a value with a tag has come that no receive has met."""
         return self._incoming.has(tag)
 
-    def withdraw(self, receive: Receive) -> bool:
-        """Takes back a receive without a tensor; False if a value has come for it."""
+    def withdraw(self, receive: Receive, *, is_given_up: bool) -> bool:
+        """Takes back a receive without a tensor; False if a value has come for it, which is for the next one if it is given up."""
+        arrival = receive.arrival if is_given_up else None
+        if arrival is not None and (following := self._incoming.put_back(receive.tag, arrival)) is not None:
+            self._meet(following, arrival)
         return self._incoming.cancel(receive.tag, receive)
-
-    def put_back(self, receive: Receive) -> None:
-        """The value that has come for a receive without a tensor is for the next one, if none waits for it already."""
-        if receive.arrival is not None:
-            self._incoming.put_back(receive.tag, receive.arrival)
 
     def _meet(self, receive: Receive, arrival: Arrival) -> None:
         if receive.window is not None:  # the letter of the post came too late for this
