@@ -73,7 +73,7 @@ class Bench:
     def one_stream(self) -> None:
         self.model.zero_grad(set_to_none=True)
         losses = [self.loss_of(rows) for rows in self.batches]
-        (sum(losses) / len(losses)).backward()  # type: ignore[union-attr]
+        torch.autograd.backward(torch.stack(losses).mean())
 
     def two_streams(self) -> None:
         self.model.zero_grad(set_to_none=True)
@@ -86,7 +86,7 @@ class Bench:
         for stream in self._streams:
             if stream is not None:
                 torch.cuda.current_stream().wait_stream(stream)
-        (sum(losses) / len(losses)).backward()  # type: ignore[union-attr]
+        torch.autograd.backward(torch.stack(losses).mean())
 
     def interleaved(self, steps: InterleavedSteps) -> Step:
         def step() -> None:

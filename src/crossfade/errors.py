@@ -298,11 +298,11 @@ class Failure:
             message += f"\nhint: {self.hint}"
         error = _task_error_like(cause, message)
         error.cause = cause
-        taken = _taken(cause) if cause is not None and isinstance(error, type(cause)) else set()
-        told = {"actor": self.actor, "node": self.node, "remote_traceback": self.traceback_text}
-        told |= {"hint": self.hint} if self.hint else {}
-        for name in told.keys() - taken:
-            setattr(error, name, told[name])
+        own_names = _own_names(cause) if cause is not None and isinstance(error, type(cause)) else set()
+        values = {"actor": self.actor, "node": self.node, "remote_traceback": self.traceback_text}
+        values |= {"hint": self.hint} if self.hint else {}
+        for name in values.keys() - own_names:
+            setattr(error, name, values[name])
         if cause is not None:
             error.__cause__ = cause
         return error
@@ -326,15 +326,15 @@ def _task_error_like(cause: BaseException | None, message: str) -> TaskError:
     kind = type(cause)
     try:
         # Only __str__ is ours; everything else of the error's type, its attributes included, stays as it was.
-        taken = _taken(cause)
-        body = {name: inspect.getattr_static(kind, name) for name in taken if hasattr(kind, name)}
+        own_names = _own_names(cause)
+        body = {name: inspect.getattr_static(kind, name) for name in own_names if hasattr(kind, name)}
         body |= {"__str__": TaskError.__str__, "__module__": kind.__module__}
         both: type[TaskError] = type(f"TaskError({kind.__name__})", (TaskError, kind), body)
         error = new_of(both, cause.args)
         fill(error, cause.args, vars(cause), members_of(cause))
-        if "hint" not in taken:
+        if "hint" not in own_names:
             error.hint = cause.hint if isinstance(cause, CrossfadeError) else None
-        if "message" not in taken:
+        if "message" not in own_names:
             error.message = message
         error._crossfade_text = message
     except (
@@ -350,8 +350,8 @@ def _plain_task_error(message: str) -> TaskError:
     return error
 
 
-def _taken(cause: BaseException) -> set[str]:
-    """What of a TaskError's attributes a user's own error has itself."""
+def _own_names(cause: BaseException) -> set[str]:
+    """The attributes of a TaskError that the class of a user's error, or the error, defines itself."""
     kinds = [kind for kind in type(cause).__mro__ if kind.__module__.partition(".")[0] not in ("builtins", "crossfade")]
     own = {*vars(cause), *(name for kind in kinds for name in vars(kind))} if kinds else set()
     return own & {"actor", "node", "remote_traceback", "message", "hint"}

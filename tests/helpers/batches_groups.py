@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 import crossfade.p2p.backend
 from crossfade.batches import carriers, interleave, interleaved
+from crossfade.batches.agreement import Agreement
 from crossfade.errors import BatchesError
 from tests.helpers.ranks import Case
 
@@ -50,13 +50,23 @@ def ranks_in_different_groups(device: str) -> None:
 def an_error_that_all_ranks_raise(device: str) -> None:
     handle = interleave(Summing(), way=GROUPS_WAY, timeout_s=20)
     for width in (8, 10, 7, 10, 6):
-        if width < 8 and dist.get_rank():
-            time.sleep(0.2)  # what it has said last is there, when the first rank looks
         if width > 9:
             with pytest.raises(ValueError, match="too wide"):
                 handle(torch.ones(4, width))
         else:
             assert torch.equal(handle(torch.ones(4, width)), torch.full((4, width), float(dist.get_world_size())))
+
+
+def an_error_of_the_run_before(device: str) -> None:
+    """It is not taken for what a rank says next."""
+    agreement = Agreement(None, timeout_s=0.3)
+    with pytest.raises(ValueError, match="too wide"), agreement.following({}):
+        raise ValueError("too wide")
+    dist.barrier()
+    if dist.get_rank() == 0:
+        with pytest.raises(BatchesError, match="have come to nothing"):
+            agreement.compare("the next call")
+    dist.barrier()
 
 
 def an_error_of_one_rank(device: str) -> None:
@@ -107,9 +117,13 @@ class Output:
     values: Tensor
 
 
-class Wrapping(Summing):
-    def forward(self, x: Tensor) -> Output:  # type: ignore[override]
-        return Output(super().forward(x))
+class Wrapping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Summing()
+
+    def forward(self, x: Tensor) -> Output:
+        return Output(self.inner(x))
 
 
 def what_cannot_be_joined(device: str) -> None:
@@ -127,6 +141,7 @@ GROUPS: dict[str, Case] = {
     for each in (
         ranks_in_different_groups,
         an_error_that_all_ranks_raise,
+        an_error_of_the_run_before,
         an_error_of_one_rank,
         a_group_made_in_another_thread_meanwhile,
         the_own_backend,

@@ -206,23 +206,33 @@ def small_messages_of_a_slow_host(rank: Rank, has_cause: bool) -> None:
     steps(lambda rank, _: products(rank, 2, 100), end)(rank)
 
 
+def behind(rank: Rank, caller: int, streams: Sequence[int]) -> None:
+    """Streams wait for the caller's."""
+    for stream in streams:
+        rank.stream = stream
+        rank.wait_stream(caller)
+
+
+def joined(rank: Rank, caller: int, streams: Sequence[int]) -> None:
+    """The caller's stream waits for the others, and is the current one."""
+    rank.stream = caller
+    for stream in streams:
+        rank.wait_stream(stream)
+
+
 def batches_in_sequence(rank: Rank, has_cause: bool) -> None:
     """Two batches that share a communicator; each waits for its sum before its next product."""
 
     def step(rank: Rank, number: int) -> None:
         if number:
             return
-        for stream in (8, 9):
-            rank.stream = stream
-            rank.wait_stream(7)
+        behind(rank, 7, (8, 9))
         order = [8] * LAYERS + [9] * LAYERS if has_cause else [8, 9] * LAYERS
         for stream in order:
             rank.stream = stream
             rank.kernel(200)
             rank.all_reduce(180, 1 << 24)()
-        rank.stream = 7
-        for stream in (8, 9):
-            rank.wait_stream(stream)
+        joined(rank, 7, (8, 9))
 
     steps(step)(rank)
 
@@ -241,22 +251,14 @@ def batches_of_a_training_step(rank: Rank, has_cause: bool) -> None:
     def step(rank: Rank, number: int) -> None:
         if number:
             return
-        for stream in (8, 9):
-            rank.stream = stream
-            rank.wait_stream(7)
+        behind(rank, 7, (8, 9))
         order = [8] * LAYERS + [9] * LAYERS if has_cause else [8, 9] * LAYERS
         run(rank, order)
-        rank.stream = 7
-        for stream in (8, 9):
-            rank.wait_stream(stream)
+        joined(rank, 7, (8, 9))
         rank.kernel(10, "loss")
-        for stream in (9, 8):
-            rank.stream = stream
-            rank.wait_stream(7)
+        behind(rank, 7, (9, 8))
         run(rank, order[::-1])
-        rank.stream = 7
-        for stream in (8, 9):
-            rank.wait_stream(stream)
+        joined(rank, 7, (8, 9))
 
     steps(step)(rank)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import timeit
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 import crossfade
+from crossfade.errors import GraphError
 from crossfade.graph.actors import CONSTRUCTOR, ActorInfo, Signatures
 from crossfade.graph.nodes import InputNode, bind
 from crossfade.graph.type_hints import TorchTensorType
@@ -239,3 +241,13 @@ def test_promises_are_true_or_false(flag: str) -> None:
     with pytest.raises(TypeError, match=rf"^{flag} is \(2, 2\)\nhint: it is True or False$"):
         TorchTensorType("shm", **cast(Any, {flag: (2, 2)}))
     assert node._transport == "auto"
+
+
+def test_a_node_of_rays_is_no_constant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray.dag", SimpleNamespace(DAGNode=Foreign))
+    with pytest.raises(GraphError, match=r"Foreign of ray.dag among the arguments of bind\nhint: import it from"):
+        call([Foreign()])
+
+
+class Foreign:
+    """As Ray's InputNode, which somebody has imported from there."""

@@ -7,7 +7,6 @@ import copy
 import gc
 import inspect
 import pickle
-import sys
 import time
 import weakref
 from types import SimpleNamespace
@@ -396,13 +395,3 @@ def test_multi_output_is_walked_to_its_nodes() -> None:
     both = MultiOutputNode([node, outputs[1]])
     assert walk([both]) == sorted([inp, inp.x, node, outputs[1].parent, outputs[1], both], key=lambda n: n._order)
     assert isinstance(inp.x, InputPart)
-
-
-def test_a_node_of_rays_is_no_constant(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray.dag", SimpleNamespace(DAGNode=Foreign))
-    with pytest.raises(GraphError, match=r"Foreign of ray.dag among the arguments of bind\nhint: import it from"):
-        bind(ACTOR, "forward", ([Foreign()],), {})
-
-
-class Foreign:
-    """As Ray's InputNode, which somebody has imported from there."""

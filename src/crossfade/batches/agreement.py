@@ -48,10 +48,8 @@ class Agreement:
         number = next(_COUNTS.setdefault(self._ranks, itertools.count()))
         self._store = inside.PrefixStore(f"crossfade.batches {number}", inside._world.pg_map[group][1])
         self._numbers: dict[Ranks, int] = {}  # of comparisons, within and between runs
-        self._num_stretches = (
-            0  # runs, and what is between them: all ranks have equally many, whatever they have compared
-        )
-        self._said: dict[Ranks, str] = {}  # keys of what this rank has said last
+        self._epoch = 0  # counts runs, and the times between them: equal on all ranks, whatever each has compared
+        self._last_keys: dict[Ranks, str] = {}  # in the store, by this rank; deleted when it writes the next one
         self._follower = Follower(self._store, self._ranks, dist.get_rank(), timeout_s)
 
     @property
@@ -73,7 +71,7 @@ class Agreement:
         """
         ranks = tuple(dist.get_process_group_ranks(group or self.group))
         number = self._numbers[ranks] = self._numbers.get(ranks, -1) + 1
-        place, me = f"{ranks} {self._num_stretches} {number} ", dist.get_rank()
+        place, me = f"{ranks} {self._epoch} {number} ", dist.get_rank()
         self._store.set(f"{place}{me}", own)
         try:
             self._store.wait([f"{place}{rank}" for rank in ranks], self._limit)
@@ -84,9 +82,9 @@ class Agreement:
                 hint="each rank has to issue the same collectives in the same order, also without crossfade",
             ) from None
         said = {rank: self._store.get(f"{place}{rank}").decode() for rank in ranks if rank != me}
-        if (before := self._said.get(ranks)) is not None:
+        if (before := self._last_keys.get(ranks)) is not None:
             self._store.delete_key(before)  # all have read it: they have come to the next one
-        self._said[ranks] = f"{place}{me}"
+        self._last_keys[ranks] = f"{place}{me}"
         for rank, other in said.items():
             if other != own:
                 raise BatchesError(
@@ -100,25 +98,25 @@ class Agreement:
 
         An error is told to the ranks that wait in `compare`, or have ended the run, which raise in their turn.
         """
-        self._begin_stretch()
+        self._begin_epoch()
         self._follower.begin()
         try:
             yield
         except BaseException as error:
             with suppress(RuntimeError):  # the store may be what has failed
-                for ranks in {self._ranks, *self._said}:
-                    place = f"{ranks} {self._num_stretches} {self._numbers.get(ranks, -1) + 1} "
+                for ranks in {self._ranks, *self._last_keys}:
+                    place = f"{ranks} {self._epoch} {self._numbers.get(ranks, -1) + 1} "
                     self._store.set(f"{place}{dist.get_rank()}", f"{type(error).__name__}: {error}")
             cause = self._follower.fail(error, self._by_ranks(order))
             if cause is not None:
                 raise cause from error
             raise
         finally:
-            self._begin_stretch()
+            self._begin_epoch()
         self._follower.end(self._by_ranks(order))
 
-    def _begin_stretch(self) -> None:
-        self._num_stretches += 1
+    def _begin_epoch(self) -> None:
+        self._epoch += 1
         self._numbers = {}
 
     def _by_ranks(self, order: Mapping[ProcessGroup | None, Sequence[Issued]]) -> dict[Ranks, list[Issued]]:

@@ -139,8 +139,11 @@ installed = _Installed()
 
 def _method(name: str, original: Callable[..., Any], find: Find) -> Callable[..., Any]:
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
-        is_known = group in dist.distributed_c10d._world.pg_map
-        if torch.compiler.is_compiling() or not is_known or (part := find()) is None:
+        if (
+            torch.compiler.is_compiling()
+            or (part := find()) is None
+            or group not in dist.distributed_c10d._world.pg_map
+        ):
             return original(group, *args, **kwargs)
         return part.on_method(name, original, group, args, kwargs)
 

@@ -52,10 +52,10 @@ def show_plan(
     given = None if workload is None else read_figures(Workload, workload)
     options = CompileOptions(max_inflight=max_inflight, overlap=overlap)
     # what the user's code prints is no part of the JSON
-    aside = partial(redirect_stdout, sys.stderr) if is_json else nullcontext
+    printing = partial(redirect_stdout, sys.stderr) if is_json else nullcontext
     if cluster is not None:
         init_elsewhere(cluster)  # before the user's module is imported: it may start actors
-        with aside():
+        with printing():
             node, work = load_graph(target)
         try:
             plan = plan_elsewhere(node, cluster, options)
@@ -67,7 +67,7 @@ def show_plan(
     crossfade.init(engine="inline")
     if costs is None:
         model = replace(model, topology=load_topology() or Topology())
-    with aside():
+    with printing():
         node, work = load_graph(target)
         compiled = _compile(node, target, options)
     with compiled as graph:
