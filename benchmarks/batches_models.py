@@ -231,6 +231,10 @@ CASES = [
     Case("prefill, 2048 wide, 16k tokens, captured", transformer(12, 2048, 8192), (8, 2048, 2048), captured=True),
     Case("prefill, 4096 wide, 16k tokens, captured", transformer(8, 4096, 14336), (16, 1024, 4096), captured=True),
     Case("experts, 128 of which 8, 2048 wide, captured", experts(8, 2048, 768, 128, 8), (8, 1024, 2048), captured=True),
+    # for four GPUs
+    Case("prefill, 5120 wide, 16k tokens of 4096", transformer(8, 5120, 27648), (4, 4096, 5120)),
+    Case("prefill, 5120 wide, 8k tokens of 2048", transformer(8, 5120, 27648), (4, 2048, 5120)),
+    Case("prefill, 5120 wide, 8k tokens of 4096", transformer(8, 5120, 27648), (2, 4096, 5120)),
 ]
 QUICK = [
     Case("prefill, quick", transformer(3, 64, 128, 16), (8, 32, 64)),

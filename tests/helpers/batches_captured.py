@@ -103,10 +103,10 @@ def whole_steps_captured(device: str, ways: Sequence[str | None]) -> None:
                 for each in model.parameters():
                     each.mul_(0.97)
         report = steps_of.report()
-        assert report.is_settled
         if way is None:
             assert any("captured" in name for name in report.measured_ms), report
         else:
+            assert report.is_settled
             assert report.way == f"{way}, captured", report
         x = same_input(4, 0).to(device)
         *_, loss = _step(steps_of, lambda x, own=model: own(x).square().sum(), [x, x[:2]], (1.0, 1.0))

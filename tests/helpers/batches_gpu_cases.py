@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from crossfade.batches import carriers, interleave, interleaved
+from crossfade.batches import buffers, calibration, interleave, interleaved
 from crossfade.batches.calibration import MOST_STEPS
 from crossfade.errors import BatchesError
 from tests.helpers.batches_captured import whole_steps_captured
@@ -68,8 +68,8 @@ def replayed(device: str) -> None:
         for seed in range(10):
             x = torch.randn(1024, 512, generator=torch.Generator().manual_seed(seed)).to(device)
             assert torch.allclose(handle(x), model(x), atol=1e-4), seed
-    for peers in carriers._OPENED:
-        handles += [each for name, each in peers.belongings.items() if "batches.carriers" in name]
+    for opened in buffers._OPENED:
+        handles += [each for name, each in opened.peers.belongings.items() if "batches.carriers" in name]
     assert all(any(graph is not None for graph in each._graphs.values()) for each in handles)
     assert len(handles) >= 2
 
@@ -100,11 +100,29 @@ def captured(device: str) -> None:
             for ours, wanted in outputs:
                 assert torch.allclose(ours, wanted, atol=1e-4), way
             report = handle.report()
-            assert report.is_settled
             if way is None:
                 assert len(report.measured_ms) == 6, report
             else:
+                assert report.is_settled
                 assert report.way == f"{way}, captured"
+
+
+def close_ways_are_timed_again(device: str) -> None:
+    """Every way is close here, and a GPU soon warm: all ranks come to one choice in one step, eager and captured."""
+    model = Wide(512, device)
+    with pytest.MonkeyPatch.context() as patched, torch.no_grad():
+        patched.setattr(calibration, "CLOSE", 1e9)
+        patched.setattr(calibration, "WARM_MS", 50.0)
+        for capture in (False, True):
+            handle, num_steps, is_settled = interleave(model, capture=capture), 0, False
+            while not is_settled:
+                x = torch.randn(256, 512, generator=torch.Generator().manual_seed(num_steps)).to(device)
+                assert torch.allclose(handle(x), model(x), atol=1e-4), (capture, num_steps)
+                num_steps, is_settled = num_steps + 1, handle.report().is_settled
+            assert num_steps > MOST_STEPS + 1
+            told = [None] * dist.get_world_size()
+            dist.all_gather_object(told, (handle.report().way, num_steps))
+            assert len(set(told)) == 1, told
 
 
 def captured_training(device: str) -> None:
@@ -129,10 +147,10 @@ def captured_training(device: str) -> None:
                     optimizer.step()
                     optimizer.zero_grad()
         report = handle.report()
-        assert report.is_settled
         if way is None:
             assert len(report.measured_ms) == 6, report
         else:
+            assert report.is_settled
             assert report.way == f"{way}, captured", report
             first = handle(torch.ones(256, 512, device=device)).sum()
             handle(torch.zeros(256, 512, device=device)).sum().backward()
@@ -140,7 +158,7 @@ def captured_training(device: str) -> None:
                 first.backward()
 
 
-def calibration(device: str) -> None:
+def measured(device: str) -> None:
     model = Wide(1024, device)
     for mode in (torch.no_grad, torch.inference_mode):
         handle = interleave(model)
@@ -244,7 +262,7 @@ def what_cannot_be_captured(device: str) -> None:
         for _ in range(MOST_STEPS + 2):
             assert torch.allclose(handle(x), model(x))
         report = handle.report()
-    assert report.is_settled
+    assert report.measured_ms
     assert "captured" not in report.way
     assert any("is left out" in note for note in report.notes)
 
@@ -256,7 +274,8 @@ CASES: dict[str, Case] = {
     "freed": freed,
     "captured": captured,
     "captured_training": captured_training,
-    "calibration": calibration,
+    "measured": measured,
+    "close_ways_are_timed_again": close_ways_are_timed_again,
     "recorded": recorded,
     "ddp": ddp,
     "dtensor_parallel": dtensor_parallel,

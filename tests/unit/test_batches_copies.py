@@ -11,9 +11,10 @@ pytest.importorskip("torch", reason="carriers take torch tensors")
 
 import torch
 
-from crossfade.batches import carriers
+from crossfade.batches import buffers, carriers
 from crossfade.batches.carriers import _Track
 from crossfade.batches.parts import Run
+from crossfade.errors import DeviceError
 from tests.helpers.cuda_graphs import Machine, play
 
 CALLER = (5, 0, 1)
@@ -162,11 +163,13 @@ def test_copy_engines_count_the_collectives_that_were_no_replays(
 ) -> None:
     peers, machine = Peers(streams), streams._machine
     engines = carriers.CopyEngines(2, carriers.ProcessGroups())
-    monkeypatch.setattr(engines, "open", lambda group, device: peers)
+    monkeypatch.setattr(carriers, "open_buffers", lambda group, device, num_parts, size_bytes: peers)
     no_group: Any = None
     tracks = [_Track(part) for part in range(2)]
     monkeypatch.setattr(carriers, "_track", tracks.__getitem__)
-    one: Any = SimpleNamespace(device=SimpleNamespace(type="cuda"), data_ptr=lambda: 1, shape=(1,), dtype=torch.float32)
+    one: Any = SimpleNamespace(
+        device=SimpleNamespace(type="cuda"), data_ptr=lambda: 1, shape=(1,), dtype=torch.float32, nbytes=4
+    )
 
     def act(*_: Any, lane: int) -> None:
         machine.do(lambda: None)
@@ -190,11 +193,42 @@ def test_copies_go_through_the_hosts_memory_where_gpus_do_not_reach_each_other(
         asked.append(options)
         return SimpleNamespace(close=lambda: None)
 
-    monkeypatch.setattr(carriers, "_OPENED", [])
-    monkeypatch.setattr(carriers, "can_reach", lambda: reaches)
-    monkeypatch.setattr(carriers, "open_group", open_group)
+    monkeypatch.setattr(buffers, "_OPENED", [])
+    monkeypatch.setattr(buffers, "can_reach", lambda: reaches)
+    monkeypatch.setattr(buffers, "open_group", open_group)
     group: Any = object()
     for kind in ("cuda", "cpu"):
-        carriers.CopyEngines(2, carriers.ProcessGroups(None)).open(group, torch.device(kind))
-        carriers._OPENED.clear()
+        buffers.open_buffers(group, torch.device(kind), 2)
+        buffers._OPENED.clear()
     assert [each["is_staged"] for each in asked] == [not reaches, False]
+
+
+@pytest.mark.parametrize("reaches", [False, True])
+@pytest.mark.parametrize("has_memory", [False, True])
+def test_large_tensors_have_larger_buffers_where_there_is_memory_for_them(
+    reaches: bool, has_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[int]()
+
+    def open_group(group: Any, *, buffer_bytes: int, **options: Any) -> Any:
+        asked.append(buffer_bytes)
+        if buffer_bytes > buffers.BUFFER_BYTES and not has_memory:
+            raise DeviceError("no memory", hint="")
+        return SimpleNamespace(process_group=group, num_lanes=options["num_lanes"], buffer_bytes=buffer_bytes)
+
+    monkeypatch.setattr(buffers, "_OPENED", [])
+    monkeypatch.setattr(buffers, "can_reach", lambda: reaches)
+    monkeypatch.setattr(buffers, "open_group", open_group)
+    group: Any = object()
+    device = torch.device("cuda")
+    sizes = buffers.BUFFER_BYTES, buffers.BUFFER_BYTES + 1, buffers.LARGE_BUFFER_BYTES
+    opened: list[Any] = [buffers.open_buffers(group, device, 2, size) for size in sizes]
+    small, large, again = opened
+    assert again is large
+    tried = [buffers.LARGE_BUFFER_BYTES] if reaches else []
+    assert asked == [buffers.BUFFER_BYTES, *tried], "each once"
+    assert (large is small) == (not (reaches and has_memory))
+    assert small.buffer_bytes == buffers.BUFFER_BYTES
+    if reaches and has_memory:
+        assert large.buffer_bytes == buffers.LARGE_BUFFER_BYTES
+    buffers._OPENED.clear()

@@ -1,17 +1,24 @@
 """Which way is the fastest: a few steps of each, and a choice that all ranks make alike. Pure.
 
-A calibration has at most `MOST_STEPS` steps. The first step of each way warms it up: communicators and buffers are made in it, and
-the ranks compare their collectives. One batch stays where no way wins by `LEAST_GAIN`.
+A calibration begins with at most `MOST_STEPS` steps. The first step of each way warms it up: communicators and buffers are made in
+it, and the ranks compare their collectives. One batch stays where no way wins by `LEAST_GAIN`.
 
 Eager ways are timed one after the other, each in a row of its own steps, as it will run: a step behind one of another way takes
 another time. (Two H200, a narrow prefill: one batch 35.5 ms in turns and 33.2 in a row, since its launches begin with an idle GPU;
 by process groups 30.6 and 31.7, since ranks that begin together drift apart.) Captured ways, for which few steps are left, are
 timed in turns.
+
+A GPU that was idle runs at its highest clock for a while, and some ways need more power than others. So ways that are close to the
+fastest one are timed once more when the GPU has been busy for `WARM_MS`: in longer rows, since a clock takes a third of a second to
+follow. (Two H200 at their power limit, a wide prefill: by process groups 56.9 ms and by copy engines 57.0 in the first steps; 60.6
+and 59.4 three seconds later, and in all steps from then on. One batch took 62 ms behind copy engines, 64 from the sixth step on.)
 """
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,6 +29,12 @@ MOST_ROUNDS = 4
 _NUM_UNTIMED = 2
 """Of a row: the step that warms up, and the one in which collectives that came before are captured, to be replayed later."""
 LEAST_GAIN = 0.02
+CLOSE = 0.05
+"""Ways that take at most so much longer than the fastest one are timed again."""
+WARM_MS = 3000.0
+_NUM_ROUNDS = 2
+_UNTIMED_MS, _TIMED_MS, _MOST_STEPS = 300.0, 200.0, 20
+"""A row of the second time: about how long, and at most how many steps."""
 
 
 class Moves(StrEnum):
@@ -78,21 +91,43 @@ class Calibration:
     def __init__(self, ways: Sequence[Way]) -> None:
         self.ways = list(ways)
         self._timed: dict[Way, list[_Timed]] = {way: [] for way in ways}
-        self._trials = trials(ways)
+        self._trials = deque(trials(ways))
+        self._again_ms: dict[Way, list[float]] = {}  # of the second time
 
     def next(self) -> Trial | None:
         """The next step; None when all are done."""
-        return self._trials.pop(0) if self._trials else None
+        return self._trials.popleft() if self._trials else None
 
     def drop(self, way: Way) -> None:
         """A way does not work here: no more steps of it."""
-        self._trials = [trial for trial in self._trials if trial.way != way]
+        self._trials = deque(trial for trial in self._trials if trial.way != way)
         self.ways.remove(way)
+
+    def looks_again(self, medians_ms: Mapping[Way, float]) -> bool:
+        """Whether there are more steps: those of the fastest way until the GPU is warm, then rows of it and of those close to it.
+        Once.
+        """
+        best = choose(medians_ms)
+        step_ms = medians_ms[best]
+        rivals = [way for way in self.ways if way != best and medians_ms[way] <= (1 + CLOSE) * step_ms]
+        if self._again_ms or not rivals or not math.isfinite(step_ms):
+            return False
+        self._trials.extend([Trial(best, is_timed=False, lines_up=False)] * math.ceil(WARM_MS / step_ms))
+        num_untimed, num_timed = (min(math.ceil(each / step_ms), _MOST_STEPS) for each in (_UNTIMED_MS, _TIMED_MS))
+        for number in range(_NUM_ROUNDS):
+            for way in (best, *rivals)[:: -1 if number % 2 else 1]:
+                self._again_ms[way] = []
+                self._trials.extend(_row(way, max(num_untimed, _NUM_UNTIMED), max(num_timed, MOST_ROUNDS)))
+        return True
 
     def note(self, way: Way, taken_ms: float, host_ms: float | None, num_not_replayed: int = 0) -> None:
         """A timed step: how long it took, and how long its launches took the CPU; None where the CPU does the work itself.
-        ``num_not_replayed``: how many of its collectives will be replays of a captured graph later, and were not yet.
+        ``num_not_replayed``: how many of its collectives will be replays of a captured graph later, and were not yet. The
+        second time ``taken_ms`` alone counts: launches of a CPU that is far ahead wait for the GPU.
         """
+        if way in self._again_ms:
+            self._again_ms[way].append(taken_ms)
+            return
         self._timed[way].append(_Timed(taken_ms, host_ms, num_not_replayed))
 
     def _counted(self, way: Way) -> list[_Timed]:
@@ -114,23 +149,29 @@ class Calibration:
         """
         host_ms = self.host_ms
         taken_ms = {way: [step.taken_ms for step in self._counted(way)] for way in self.ways}
-        return [max(_median(taken_ms[way]), _median(host_ms[way] or [0.0])) for way in self.ways]
+        first = {way: max(_median(taken_ms[way]), _median(host_ms[way] or [0.0])) for way in self.ways}
+        return [_median(self._again_ms[way]) if self._again_ms.get(way) else first[way] for way in self.ways]
 
 
 def _median(samples: Sequence[float]) -> float:
     return statistics.median(samples) if samples else float("inf")
 
 
+def _row(way: Way, num_untimed: int, num_timed: int) -> list[Trial]:
+    """Steps of one way, one after the other."""
+    return [Trial(way, k >= num_untimed, k == num_untimed - 1) for k in range(num_untimed + num_timed)]
+
+
 def trials(ways: Sequence[Way]) -> list[Trial]:
-    """The steps of a calibration, at most `MOST_STEPS`.
+    """The first steps of a calibration, at most `MOST_STEPS`.
 
     Captured ways begin with their capture, which is no step: the eager ones have warmed them up.
     """
     eager = [way for way in ways if not way.is_captured]
     captured = [way for way in ways if way.is_captured]
     if not captured:
-        length = min(_NUM_UNTIMED + MOST_ROUNDS, MOST_STEPS // len(eager))
-        return [Trial(way, k >= _NUM_UNTIMED, k == _NUM_UNTIMED - 1) for way in eager for k in range(length)]
+        num_timed = min(MOST_ROUNDS, MOST_STEPS // len(eager) - _NUM_UNTIMED)
+        return [trial for way in eager for trial in _row(way, _NUM_UNTIMED, num_timed)]
     steps = [Trial(way, is_timed, is_timed) for is_timed in (False, True) for way in eager]
     rounds = min(MOST_ROUNDS, (MOST_STEPS - len(steps)) // len(captured))
     return steps + [Trial(way, is_timed=True, lines_up=True) for _ in range(rounds) for way in captured]

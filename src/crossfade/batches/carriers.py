@@ -6,9 +6,7 @@ caller). A part's groups are its own, since collectives of one group run in orde
 
 from __future__ import annotations
 
-import atexit
 import itertools
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,10 +17,10 @@ from weakref import WeakKeyDictionary, ref
 import torch
 import torch.distributed as dist
 
+from crossfade.batches.buffers import open_buffers
 from crossfade.batches.equivalents import of_method, of_packet
-from crossfade.errors import DeviceError
 from crossfade.interrupted import brief
-from crossfade.peers import PeerGroup, open_group
+from crossfade.peers import PeerGroup
 from crossfade.peers.replays import Replays
 
 if TYPE_CHECKING:
@@ -196,18 +194,6 @@ class CopyEngines:
         self._num_parts = num_parts
         self._otherwise = otherwise
 
-    def open(self, group: ProcessGroup, device: torch.device) -> PeerGroup:
-        """The shared buffers of a group, with a lane a part; all handles of a process share them. Collective when they are made."""
-        for opened in _OPENED:
-            if opened.process_group is group and opened.num_lanes == self._num_parts:
-                return opened
-        is_staged = device.type == "cuda" and not can_reach()
-        made = open_group(group, device=device, num_lanes=self._num_parts, is_replayable=True, is_staged=is_staged)
-        _OPENED.append(made)
-        atexit.unregister(_close_opened)
-        atexit.register(_close_opened, os.getpid())
-        return _OPENED[-1]
-
     def start(
         self,
         part: int,
@@ -235,35 +221,13 @@ class CopyEngines:
     def _do(
         self, part: int, group: ProcessGroup, act: Callable[..., Any], source: torch.Tensor, out: torch.Tensor
     ) -> Work:
-        peers = self.open(group, source.device)
+        peers = open_buffers(group, source.device, self._num_parts, source.nbytes)
         if source.device.type == "cpu":
             act(source, peers, out, lane=part)
             return _Done()
         work, was_ready = _track(part).enqueue(peers, act, source, out)
         self.num_not_replayed += not was_ready
         return work
-
-
-_OPENED: list[PeerGroup] = []
-
-
-def can_reach() -> bool:
-    """Whether the GPUs of this host reach each other; else copies go through its memory. The same on all ranks."""
-    from crossfade.peers.cuda_memory import check_machine
-
-    try:
-        check_machine()
-    except DeviceError:
-        return False
-    return True
-
-
-def _close_opened(pid: int) -> None:
-    """At the end of the process, and not in forks of it: the others may still read this rank's memory."""
-    if os.getpid() == pid:
-        while _OPENED:
-            with suppress(Exception):
-                _OPENED.pop().close()
 
 
 @cache

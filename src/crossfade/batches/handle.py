@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from crossfade.batches.agreement import Agreement, maximum
+from crossfade.batches.buffers import open_buffers
 from crossfade.batches.calibration import Moves, Way
 from crossfade.batches.captured_ways import CapturedWays, can_capture
 from crossfade.batches.carriers import Carrier, CopyEngines, ProcessGroups, own_stream
@@ -87,7 +88,7 @@ class Runner:
         agreement = self.agreement
         assert agreement is not None, "asked for with a group only"
         try:
-            self._copies.open(agreement.group, torch.device("cuda", torch.cuda.current_device()))
+            open_buffers(agreement.group, torch.device("cuda", torch.cuda.current_device()), self.num_batches)
             failed = 0.0
         except CrossfadeError:
             failed = 1.0

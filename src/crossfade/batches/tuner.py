@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from crossfade.batches.agreement import Agreement, line_up, maximum
-from crossfade.batches.calibration import Calibration, Moves, Way, choose
+from crossfade.batches.calibration import Calibration, Moves, Trial, Way, choose
 from crossfade.batches.parts import Run
 from crossfade.batches.report import BatchesReport, Counts, hidden_of, why_no_gain, why_not_hidden
 from crossfade.batches.spans import Mark, mark, us_between
@@ -86,10 +86,8 @@ class Tuner:
         return self._device == "cuda"
 
     def begin(self) -> Step:
-        """The next step. When the calibration is over, the ranks settle here on a way; a collective then."""
-        trial = None if self.chosen else self._calibration.next()
-        if trial is None and self.chosen is None:
-            self._settle()
+        """The next step. When all have been measured, the ranks agree here on a way, or on more steps; a collective then."""
+        trial = self._next()
         step = Step(self.chosen or trial.way)  # type: ignore[union-attr]
         if trial is not None:
             step.is_timed, step.lines_up = trial.is_timed, trial.lines_up
@@ -101,6 +99,15 @@ class Tuner:
         )
         self.restart(step)
         return step
+
+    def _next(self) -> Trial | None:
+        """The next step to measure; None when a way is chosen."""
+        while self.chosen is None:
+            trial = self._calibration.next()
+            if trial is not None:
+                return trial
+            self._settle()
+        return None
 
     def restart(self, step: Step) -> None:
         """The step begins now: for all ranks, where a row of steps or a timed one begins, which would have the others' lateness."""
@@ -118,7 +125,8 @@ class Tuner:
             self._timed.append(step)
         is_over = not (step.is_timed and _at_end_of_backward(output, lambda: self._end_backward(step)))
         if self.chosen is None:
-            self._shapes.setdefault(step.way.moves, signature(output))
+            if step.way.moves not in self._shapes:
+                self._shapes[step.way.moves] = signature(output)
             if is_over:
                 self._read_clock(step)
         if run is not None:
@@ -173,12 +181,12 @@ class Tuner:
         self._close_clocks()
 
     def _settle(self) -> None:
+        """The measured steps are over. A way is chosen, unless there are more steps to measure."""
         calibration = self._calibration
         for step in self._timed:  # only now, since a CPU that waits for the GPU cannot run ahead of it
             host_ms = step.host_s * 1e3 if self.on_gpu else None
             calibration.note(step.way, us_between(step.begin, step.end) / 1e3, host_ms, step.num_not_replayed)
         self._timed.clear()
-        self._close_clocks()
         medians = calibration.medians_ms()
         if self._agreement is not None:
             medians = maximum(medians, self._agreement.group, self._device)
@@ -188,6 +196,11 @@ class Tuner:
                 "joined outputs have other shapes than those of one batch: interleave(join=...) joins them as you say"
             )
             return
+        if self.on_gpu and calibration.looks_again(self._medians_ms):
+            self._samples.clear()
+            self.reason = "it is the fastest so far; those that are close to it are timed again when the GPU is warm"
+            return
+        self._close_clocks()
         self.chosen = choose(self._medians_ms)
         if self._obstacle:
             self.reason = self._obstacle
@@ -201,7 +214,7 @@ class Tuner:
         """What is known so far. Waits for the GPU where a recorded run is told for the first time."""
         host = {str(way): sum(taken) / len(taken) for way, taken in self._calibration.host_ms.items() if taken}
         said = BatchesReport(
-            way=str(self.chosen or Way(Moves.ONE)),
+            way=str(self.chosen or (choose(self._medians_ms) if self._medians_ms else Way(Moves.ONE))),
             reason=self.reason,
             is_settled=self.chosen is not None,
             num_batches=self._num_batches,
