@@ -8,10 +8,11 @@ another time. (Two H200, a narrow prefill: one batch 35.5 ms in turns and 33.2 i
 by process groups 30.6 and 31.7, since ranks that begin together drift apart.) Captured ways, for which few steps are left, are
 timed in turns.
 
-A GPU that was idle runs at its highest clock for a while, and some ways need more power than others. So ways that are close to the
+A GPU that was idle runs at a higher clock for some seconds, and some ways need more power than others. So ways that are near the
 fastest one are timed once more when the GPU has been busy for `WARM_MS`: in longer rows, since a clock takes a third of a second to
-follow. (Two H200 at their power limit, a wide prefill: by process groups 56.9 ms and by copy engines 57.0 in the first steps; 60.6
-and 59.4 three seconds later, and in all steps from then on. One batch took 62 ms behind copy engines, 64 from the sixth step on.)
+follow. (Two H200 at their power limit, a wide prefill: one batch took 61.1 ms at first, 62.9 four seconds later, and 63.4 from the
+eighth second on; by process groups 59.2, 59.7 and 60.4; by copy engines 57.5, 59.8 and 59.4. Of four calibrations that timed them
+again after three seconds, two took one batch for as fast as copy engines.)
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _NUM_UNTIMED = 2
 LEAST_GAIN = 0.02
 CLOSE = 0.05
 """Ways that take at most so much longer than the fastest one are timed again."""
-WARM_MS = 3000.0
+WARM_MS = 10_000.0
 _NUM_ROUNDS = 2
 _UNTIMED_MS, _TIMED_MS, _MOST_STEPS = 300.0, 200.0, 20
 """A row of the second time: about how long, and at most how many steps."""
