@@ -16,7 +16,7 @@ class Execution:
     def __init__(self, num_outputs: int) -> None:
         self.number = -1  # once it has been submitted: the position among the executions of the graph, counted from 0
         # one entry for each output, `EMPTY` until the output is taken in.
-        self.values: list[Any] = [EMPTY] * num_outputs
+        self.values: list[Any] = [EMPTY] if num_outputs == 1 else [EMPTY] * num_outputs
         self.num_values = 0  # if the graph has several outputs: how many distinct values have been taken in
         # for each output whose reference was made: a function that returns the reference, or None once it is gone.
         self.owners: list[Callable[[], object]] = []

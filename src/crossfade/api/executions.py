@@ -49,6 +49,7 @@ class Executions:
         self.watchers = Watchers(opened.nudge)
         self.is_quick = True
         self.inflight: deque[Execution] = deque()
+        self._append, self._popleft = self.inflight.append, self.inflight.popleft
         self.num_submitted = 0
         self.num_collected = 0
         self.num_failures = 0
@@ -64,8 +65,10 @@ class Executions:
     def _make_locks(self) -> None:
         # Reentrant, since a handler that raises between taking and holding one must not lock its own thread out.
         self._submitting = threading.RLock()
+        self._lock_submit, self._unlock_submit = self._submitting.acquire, self._submitting.release
         self._submitter = 0  # the thread that holds it, while it does; another call of that thread is refused
         self._collecting = threading.RLock()
+        self._lock_collect, self._unlock_collect = self._collecting.acquire, self._collecting.release
         self._collector = 0  # the same
         self._idle: set[int] = set()  # the threads that wait while another one collects
 
@@ -74,17 +77,16 @@ class Executions:
     def submit(self, execution: Execution, values: Sequence[Any]) -> None:
         """Starts an execution; waits for room. Raises what `CompiledGraph.execute` does; the caller then drops the execution."""
         me = get_ident()
-        if me == self._submitter or me == self._collector or me in self._idle:
+        if me == self._submitter or me == self._collector or (self._idle and me in self._idle):
             self._refuse_reentry()
+        self._lock_submit()  # in a compiled function a with statement takes three times as long
         try:
-            with self._submitting:
-                try:
-                    self._submitter = me
-                    if len(self.inflight) >= self._max_inflight or not self._start(execution, values):
-                        self._submit_slowly(execution, values)
-                finally:
-                    self._submitter = 0
+            self._submitter = me
+            if len(self.inflight) >= self._max_inflight or not self._start(execution, values):
+                self._submit_slowly(execution, values)
         finally:
+            self._submitter = 0
+            self._unlock_submit()
             if self.watchers.is_missed:
                 self.watchers.notify_missed()
 
@@ -110,7 +112,7 @@ class Executions:
             self._refuse("the graph cannot be executed")
         execution.number = self.num_submitted
         try:
-            self.inflight.append(execution)  # before its results can come
+            self._append(execution)  # before its results can come
             if self._try_submit(values):
                 self.num_submitted = execution.number + 1
                 return True
@@ -198,11 +200,11 @@ class Executions:
         ``told_timeout`` is the time limit that an error names; ``looks_first`` is False if the caller has just looked for results.
         """
         me = get_ident()
-        if me == self._submitter or me == self._collector or me in self._idle:
+        if me == self._submitter or me == self._collector or (self._idle and me in self._idle):
             self._refuse_reentry()
         deadline = None if timeout is None else deadline_of(timeout)
         values = execution.values
-        if self._collecting.acquire(False) or self._await_turn(partial(_is_here, values, place, is_enough), deadline):
+        if self._lock_collect(False) or self._await_turn(partial(_is_here, values, place, is_enough), deadline):
             try:
                 self._collector = me
                 if looks_first and values[place] is EMPTY:
@@ -211,7 +213,7 @@ class Executions:
                     self._wait_to_collect(values, place, deadline, is_enough)
             finally:
                 self._collector = 0
-                self._collecting.release()
+                self._unlock_collect()
                 if self.watchers.is_missed:
                     self.watchers.notify_missed()
         value = values[place]
@@ -257,7 +259,7 @@ class Executions:
     def is_over(self, execution: Execution, place: int) -> bool:
         """Whether a get of this output would return without waiting. Takes results in, unless another thread is doing so."""
         me = get_ident()
-        if me == self._submitter or me == self._collector or me in self._idle:
+        if me == self._submitter or me == self._collector or (self._idle and me in self._idle):
             self._refuse_reentry()
         if self._collecting.acquire(False) or self.watchers.try_lock(self._collecting):
             try:
@@ -302,7 +304,7 @@ class Executions:
                 value = self._try_take()
                 if value is EMPTY:
                     return False
-                self.inflight.popleft().values[0] = value
+                self._popleft().values[0] = value
                 self.num_collected += 1
                 if type(value) is Failure:  # counted after the value is stored: readers of the count then find it
                     self.num_failures += 1
@@ -347,7 +349,7 @@ class Executions:
 
     def _refuse_reentry(self) -> None:
         me = get_ident()
-        if me == self._submitter or me == self._collector or me in self._idle:
+        if me == self._submitter or me == self._collector or (self._idle and me in self._idle):
             raise SessionError(
                 "the graph cannot be used in the middle of its own call",
                 hint="a signal's handler or a destructor came in between: let it set a flag and act after the call, or use another "

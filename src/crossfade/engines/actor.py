@@ -42,6 +42,9 @@ _SERVE_S: Final = 0.001  # how often to look after devices while something is to
 _ALL_TURNS: Final = 32
 """In every so many turns all parts are looked at, also those that seem to have nothing to do: their channels may have ended."""
 
+_ALL_WAITS: Final = 16
+"""Handlers of signals run behind every so many waits at the latest; earlier where an actor computes in Python, or sleeps."""
+
 
 class Actor:
     """The actor's side of everything."""
@@ -73,9 +76,11 @@ class Actor:
 
     def serve(self) -> None:
         """Runs until told to stop or until the driver is gone."""
-        doorbell, turn = self._doorbell, self._turn
+        doorbell, turn, num_waits = self._doorbell, self._turn, 0
         while not self._is_stopped:
-            breathe()
+            if num_waits % _ALL_WAITS == 0:
+                breathe()
+            num_waits += 1
             limit_s = _SERVE_S if self._devices is not None and self._devices.is_busy else None
             is_pending = self._devices is not None and self._devices.is_pending
             parts = self._running
@@ -104,9 +109,10 @@ class Actor:
             has_moved = self._advance([part for part in parts if part not in able])
         if self._devices is not None and self._devices.is_pending and self._devices.poll():
             has_moved = True
-        for wires in self._wires.values():
-            if wires.attend():
-                has_moved = True
+        if self._wires:
+            for wires in self._wires.values():
+                if wires.attend():
+                    has_moved = True
         if has_moved and not self._doorbell.flags[1]:
             return True
         return self._look_around() or has_moved

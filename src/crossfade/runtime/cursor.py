@@ -48,7 +48,7 @@ class Cursor:
         self._steps = self._rounds.pop(0) if self._rounds else self._body
         self._at = 0
         self._round = round_
-        self._idles = idles
+        self._idles = dict(idles)  # looked up quickly where it is compiled
         self._actions = actions
         self._owing = owing
         self._settle = settle
