@@ -300,7 +300,7 @@ def check_ring(which: int, words: Sequence[tuple[int, int]], head: bytes, otherw
     guard: Any = _Guard(KNOWN, otherwise)
     simple = _Guard(KNOWN_SIMPLE, otherwise, marshal.loads)
     bench = RingBench()
-    arrays._understand.cache_clear()
+    arrays.understand.cache_clear()
     start = time.process_time()
     with (
         mock.patch.object(codec, "pickle", guard),
@@ -323,7 +323,7 @@ def check_ring(which: int, words: Sequence[tuple[int, int]], head: bytes, otherw
             assert "value of c" in value.node
         _look_at(value)
         del value
-    arrays._understand.cache_clear()
+    arrays.understand.cache_clear()
     assert time.process_time() - start < LIMIT_S
     bench.close()
 

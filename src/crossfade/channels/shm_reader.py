@@ -83,6 +83,9 @@ class ShmReader(RingEnd):
         self.read_record: ReadRecord | None = None
         self.on_end: Callable[[], None] | None = None  # called before `raise_if_ended` raises
         self._is_alone = self.layout.num_readers == 1
+        # Of the last array that came by itself: the next one is mostly of its kind.
+        self._description = b""
+        self._understood: Any = None
         self._num_copied_out = 0
 
     def try_start(self) -> bool:
@@ -188,7 +191,10 @@ class ShmReader(RingEnd):
                 data = self._slots.copied(bytes, slot, offset, capacity, size)
             else:
                 data = self._slots.exported(slot, offset, capacity)
-        return array_codec()[2](self.board[start:data_at], data, size)
+        description = self.board[start:data_at]
+        if description != self._description:
+            self._understood, self._description = array_codec().understand(description), description
+        return array_codec().make(self._understood, data, size)
 
     def _slot_of(self, at: int, kind: int, size: int) -> tuple[int, int, int]:
         """(slot, offset, capacity) that a record names, whose value has ``size`` bytes. Raises a ValueError if that cannot be."""

@@ -153,6 +153,10 @@ class ShmWriter(RingEnd):
             (item.release, bell.flags, bell.ring) for (item, _), bell in zip(semaphores, bells, strict=True)
         ]
         self._bells = bells
+        # Of the last array that travelled by itself: the next one is mostly of its kind.
+        self._dtype: object = None
+        self._shape: object = None
+        self._description = b""
         self._slots = slots or WriterSlots(heap, self.base, self.layout)
         if buffer_bytes:
             self._slots.set_aside(self.layout.depth, buffer_bytes)
@@ -239,24 +243,29 @@ class ShmWriter(RingEnd):
 
     def _try_stage_array(self, array: Any) -> bool:
         """`stage` for a numpy array by itself, without making a message. False for one that pickle has to take care of."""
-        description = array_codec()[0](array)
-        if description is None or len(description) > RECORD_BYTES - DESCRIPTION_AT:
-            return False
+        if array.dtype is not self._dtype or array.shape != self._shape or not array.flags.c_contiguous:
+            described = array_codec().describe(array)
+            if described is None or len(described) > RECORD_BYTES - DESCRIPTION_AT:
+                return False
+            self._dtype, self._shape, self._description = array.dtype, array.shape, described
+        description = self._description
         size, start = array.nbytes, self.at + DESCRIPTION_AT
         data_at = start + len(description)
+        self.words[(self.at >> 3) + 4] = len(description)
+        self.board[start:data_at] = description
         if data_at + size <= self.at + RECORD_BYTES:
             self.board[data_at : data_at + size] = array
             self.words[self.at >> 3] = size << 8 | ARRAY
-        else:
-            slot, offset, capacity, memory = self._take_slot(size)
-            try:
-                copy_bytes(memory, 0, array, size)
-            except BaseException:
-                self._slots.put_back(slot)
-                raise
-            self.stage_reserved((slot, offset, capacity), size, SLOT_ARRAY)
-        self.words[(self.at >> 3) + 4] = len(description)
-        self.board[start:data_at] = description
+            return True
+        slot, offset, capacity, memory = self._take_slot(size)
+        # Before the copy: it drives all else out of the core's caches, and what is touched behind it has to come back.
+        self.stage_reserved((slot, offset, capacity), size, SLOT_ARRAY)
+        try:
+            copy_bytes(memory, 0, array, size)
+        except BaseException:
+            self._num_bytes -= size
+            self._slots.put_back(slot)
+            raise
         return True
 
     def _take_slot(self, size: int) -> tuple[int, int, int, mmap.mmap]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pickle import PickleBuffer
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from crossfade.channels.ring_layout import RingLayout
 from crossfade.errors import ChannelError
@@ -25,6 +25,16 @@ _ROTATION_BYTES = 2 << 20
 """Slots are taken in turn, at least this much memory of them: a slot that the reader's core still has in its cache is two to
 four times slower to write (docs/decisions/0001)."""
 
+_num_forks: Final = [0]
+"""Between this process and the first that imported this. To ask the system who one is takes as long as all else at a view's end."""
+
+
+def _forked() -> None:
+    _num_forks[0] += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
 
 class WriterSlots:
     """The large slots of a ring, as its writer sees them."""
@@ -35,10 +45,9 @@ class WriterSlots:
         self._layout = layout
         self._pieces: list[tuple[int, int, mmap.mmap]] = []  # of each slot: offset, capacity, memory
         self._freed: list[Any] = []  # of each slot: acquire
+        self._num_left: list[int] = []  # of each slot: readers that have not freed it
         self._free: deque[int] = deque()  # the one that was freed last at the end
-        self._busy: dict[
-            int, int
-        ] = {}  # slot: readers that have not freed it; the one that was taken first at the start
+        self._busy: deque[int] = deque()  # the one that was taken first at the start
 
     @property
     def num_slots(self) -> int:
@@ -55,52 +64,54 @@ class WriterSlots:
 
     def take(self, size_bytes: int) -> tuple[int, int, int, mmap.mmap]:
         """A free slot with room for ``size_bytes``: (slot, offset, capacity, memory). A LookupError if another thread closes it."""
-        busy = self._busy
-        while busy and self._collect(next(iter(busy))):  # the first has been away for longest
-            pass
-        if not self._free:
-            for slot in list(self._busy):
-                self._collect(slot)
+        busy, free = self._busy, self._free
+        while busy and self._is_freed(busy[0]):  # the first has been away for longest
+            free.append(busy.popleft())
+        if not free:
+            for slot in list(busy):
+                if self._is_freed(slot):
+                    busy.remove(slot)
+                    free.append(slot)
         num_wanted = min(self._layout.depth, _ROTATION_BYTES // size_bytes + 1)
-        num_free = len(self._free)
+        num_free = len(free)
         if num_free == 0 or len(self._pieces) < num_wanted:
             slot = self._add(size_bytes)
-        else:
-            index = 0
-            if num_free > num_wanted:  # more than need to take turns: the others would only take room in caches
-                large = [k for k, each in enumerate(list(self._free)) if self._pieces[each][1] >= size_bytes]
-                index = large[-num_wanted] if len(large) >= num_wanted else 0
-            slot = self._free[index]
-            del self._free[index]
+        elif num_free <= num_wanted:
+            slot = free.popleft()
+        else:  # more than need to take turns: the others would only take room in caches
+            large = [k for k, each in enumerate(list(free)) if self._pieces[each][1] >= size_bytes]
+            index = large[-num_wanted] if len(large) >= num_wanted else 0
+            slot = free[index]
+            del free[index]
         try:
             if self._pieces[slot][1] < size_bytes:
                 self._grow(slot, size_bytes)
         except OSError:
-            self._free.appendleft(slot)
+            free.appendleft(slot)
             raise
-        self._busy[slot] = self._layout.num_readers
-        return (slot, *self._pieces[slot])
+        self._num_left[slot] = self._layout.num_readers
+        busy.append(slot)
+        offset, capacity, memory = self._pieces[slot]
+        return slot, offset, capacity, memory
 
     def put_back(self, slot: int) -> None:
         """The slot was taken and not used."""
-        del self._busy[slot]
-        self._free.appendleft(slot)
+        if slot in self._busy:  # else another thread has closed it
+            self._busy.remove(slot)
+            self._free.appendleft(slot)
 
     def close(self) -> None:
-        self._pieces, self._busy = [], {}
+        self._pieces = []
+        self._busy.clear()
         self._free.clear()
 
-    def _collect(self, slot: int) -> bool:
-        """Whether all readers have freed a busy slot, which is free then."""
-        num_left, acquire = self._busy[slot], self._freed[slot]
+    def _is_freed(self, slot: int) -> bool:
+        """Whether all readers have freed a busy slot."""
+        num_left, acquire = self._num_left[slot], self._freed[slot]
         while num_left and acquire(False):
             num_left -= 1
-        if num_left:
-            self._busy[slot] = num_left
-            return False
-        del self._busy[slot]
-        self._free.append(slot)
-        return True
+        self._num_left[slot] = num_left
+        return num_left == 0
 
     def _piece(self, size_bytes: int) -> tuple[int, int, mmap.mmap]:
         # An eighth more than asked for, so that values which grow a little do not move every time.
@@ -113,6 +124,7 @@ class WriterSlots:
             raise ChannelError(f"all {slot} slots of a ring are taken, which cannot be: this is a bug in crossfade")
         self._pieces.append(self._piece(size_bytes))
         self._freed.append(open_semaphore(self._base + self._layout.freed(slot)).acquire)
+        self._num_left.append(0)
         return slot
 
     def _grow(self, slot: int, size_bytes: int) -> None:
@@ -144,12 +156,17 @@ class ReaderSlots:
         self._mapped: dict[int, Mapped] = {}  # by slot
         self._frees: dict[int, Any] = {}  # slot: release
         self._kept: dict[int, weakref.ref[Any]] = {}  # slot: the exporter that all views of it hang on
-        self._pid = os.getpid()
+        self._num_forks = _num_forks[0]
 
     @property
     def num_kept(self) -> int:
         """Slots on which views are alive."""
         return len(self._kept)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this is a forked child's copy."""
+        return _num_forks[0] != self._num_forks
 
     def copied(self, make: Callable[[memoryview], _T], slot: int, offset: int, capacity: int, size: int) -> _T:
         """A copy of the message; the slot is free at once."""
@@ -181,7 +198,7 @@ class ReaderSlots:
     def _died(self, slot: int, _: object) -> None:
         # First out of the books, then free: the writer may fill it, and we may read it again, from then on.
         del self._kept[slot]
-        if os.getpid() == self._pid:  # a forked child drops copies of views: the slot is still its parent's
+        if not self.is_foreign:  # a forked child drops copies of views: the slot is still its parent's
             self._frees[slot]()
 
     def _map(self, slot: int, offset: int, capacity: int) -> Mapped:

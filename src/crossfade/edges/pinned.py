@@ -7,7 +7,6 @@ first needed, stays pinned as long as it is a slot, and is given up when no stre
 from __future__ import annotations
 
 import mmap
-import os
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -150,7 +149,7 @@ class PinnedReaderSlots(ReaderSlots):
 
     def _died(self, slot: int, exporter: object) -> None:
         streams = self._streams.pop(slot, None)
-        if streams is None or self._is_closed or os.getpid() != self._pid:
+        if streams is None or self._is_closed or self.is_foreign:
             super()._died(slot, exporter)
             return
         events = self._end_of(streams)

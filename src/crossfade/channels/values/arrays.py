@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 import pickle
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from crossfade.channels.values.layout import Encoded, Pickled, encode
 
 _MANY = 1024
+_new_array: Final[Any] = np.ndarray
 
 
 def describe_array(array: Any) -> bytes | None:
-    """What `rebuild_array` makes a plain contiguous array of, beside its memory; None for one that pickle has to take care of."""
+    """What `make_array` makes a plain contiguous array of, beside its memory; None for one that pickle has to take care of."""
     is_plain = array.flags.c_contiguous and array.dtype.metadata is None
     return _description(array.dtype, array.shape) if is_plain else None
 
@@ -55,7 +56,7 @@ def _head(description: bytes, num_bytes: int) -> tuple[bytes, int]:
 
 
 @lru_cache(_MANY)
-def _understand(description: bytes) -> tuple[Any, tuple[int, ...], int]:
+def understand(description: bytes) -> tuple[Any, tuple[int, ...], int]:
     """(dtype, shape, number of bytes) from an array's description."""
     dtype, shape = pickle.loads(description)
     kind = np.dtype(dtype)
@@ -64,9 +65,13 @@ def _understand(description: bytes) -> tuple[Any, tuple[int, ...], int]:
     return kind, shape, math.prod(shape) * kind.itemsize
 
 
-def rebuild_array(description: bytes, data: Any, size_bytes: int) -> Any:
-    """The array of ``size_bytes`` at the start of ``data``; read-only if that is. Raises a ValueError if it has another size."""
-    dtype, shape, num_bytes = _understand(description)
+def make_array(understood: tuple[Any, tuple[int, ...], int], data: Any, size_bytes: int) -> Any:
+    """The array that `understand` has understood, of ``size_bytes`` at the start of ``data``; read-only if that is.
+
+    Raises:
+        ValueError: it has another size.
+    """
+    dtype, shape, num_bytes = understood
     if num_bytes != size_bytes:
         raise ValueError(f"{size_bytes} bytes came for an array {shape} of {dtype}, which has {num_bytes}")
-    return np.ndarray(shape, dtype, data)
+    return _new_array(shape, dtype, data)

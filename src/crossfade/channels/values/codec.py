@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from io import BytesIO
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from crossfade.channels.values.fitting import Fitting, refuse_too_large, too_large
 from crossfade.channels.values.layout import Encoded, Pickled, encode, split
@@ -34,7 +34,7 @@ def prepare(value: object) -> bytes | Encoded:
     if kind in PLAIN_TYPES or is_plain(value):
         return pickle.dumps(value, 5)
     numpy = sys.modules.get("numpy")
-    if numpy is not None and kind is numpy.ndarray and (message := array_codec()[1](value)) is not None:
+    if numpy is not None and kind is numpy.ndarray and (message := array_codec().encode(value)) is not None:
         return message
     pickled = _dump(value, kind)
     return encode(pickled) if pickled.buffers else pickled.pickle
@@ -85,14 +85,21 @@ def _dumped(value: object, kind: type) -> Pickled:
     return pickled
 
 
-@cache
-def array_codec() -> tuple[
-    Callable[[Any], bytes | None], Callable[[Any], Encoded | None], Callable[[bytes, Any, int], Any]
-]:
-    """`describe_array`, `encode_array` and `rebuild_array`; their module is imported with the first array."""
-    from crossfade.channels.values.arrays import describe_array, encode_array, rebuild_array
+class ArrayCodec(NamedTuple):
+    """The functions of `crossfade.channels.values.arrays`."""
 
-    return describe_array, encode_array, rebuild_array
+    describe: Callable[[Any], bytes | None]
+    encode: Callable[[Any], Encoded | None]
+    understand: Callable[[bytes], Any]
+    make: Callable[[Any, Any, int], Any]
+
+
+@cache
+def array_codec() -> ArrayCodec:
+    """How arrays travel; the module is imported with the first one."""
+    from crossfade.channels.values.arrays import describe_array, encode_array, make_array, understand
+
+    return ArrayCodec(describe_array, encode_array, understand, make_array)
 
 
 def _dump_plain(value: object) -> Pickled:
@@ -156,7 +163,8 @@ def decode(
         raise ValueError("tensors of this value lie on a device that this channel does not know")
     buffers = [private(place) if is_private else shared(place) for place, is_private in places]
     if is_array and len(buffers) == 1:
-        return array_codec()[2](bytes(data), buffers[0], places[0][0].nbytes)
+        arrays = array_codec()
+        return arrays.make(arrays.understand(bytes(data)), buffers[0], places[0][0].nbytes)
     return pickle.loads(data, buffers=buffers)
 
 
