@@ -97,3 +97,53 @@ def test_nobody_says_code_0_of_a_status_that_somebody_else_has_collected(how: st
     assert raised == "actor Actor1 could not be started: Actor1.__init__ on actor Actor1 raised ValueError: planted"
     assert exited_early == f"actor Actor2 is dead: {ended} before its constructor had returned"
     assert killed.startswith("actor Actor3 is dead: it was killed")
+
+
+_KEEPS = """
+import os, sys, threading
+cache, own = {}, threading.local()
+os.register_at_fork(after_in_child=cache.clear)  # runs before any hook that crossfade has
+import numpy, crossfade
+
+@crossfade.remote
+class Actor:
+    def full(self, number):
+        return numpy.full(1 << 21, number, dtype=numpy.uint8)
+
+actor = Actor.remote()
+with crossfade.InputNode() as entry:
+    node = actor.full.bind(entry)
+graph = node.compile(max_inflight=3)
+
+kept, done, found = threading.Event(), threading.Event(), []
+
+def keep():
+    own.value = graph.execute(7).get()  # a forked child drops what other threads have of their own
+    kept.set()
+    done.wait()
+    found.append(bool((own.value == 7).all()))
+
+thread = threading.Thread(target=keep)
+thread.start()
+kept.wait()
+cache["value"] = graph.execute(8).get()
+for _ in range(3):
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    for number in range(20):
+        got = graph.execute(number).get()
+        assert (got == number).all(), number
+done.set()
+thread.join()
+print(found[0], bool((cache["value"] == 8).all()))
+graph.teardown()
+crossfade.shutdown()
+"""
+
+
+def test_what_a_forked_child_drops_is_still_its_parents() -> None:
+    """Also what is dropped there before hooks of the child run, or in hooks that were registered earlier."""
+    pytest.importorskip("numpy")
+    assert output_of("-W", "ignore::DeprecationWarning", "-c", _KEEPS).split() == ["True", "True"]

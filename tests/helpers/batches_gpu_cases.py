@@ -108,16 +108,21 @@ def captured(device: str) -> None:
 
 
 def close_ways_are_timed_again(device: str) -> None:
-    """Every way is close here, and a GPU soon warm: all ranks come to one choice in one step, eager and captured."""
-    model = Wide(512, device)
-    with pytest.MonkeyPatch.context() as patched, torch.no_grad():
+    """Every way is close here, and a GPU soon warm: all ranks come to one choice in one step, eager and captured, training too."""
+    model, plain = Wide(512, device), Wide(512, device)
+    plain.load_state_dict(model.state_dict())
+    with pytest.MonkeyPatch.context() as patched:
         patched.setattr(calibration, "CLOSE", 1e9)
         patched.setattr(calibration, "WARM_MS", 50.0)
-        for capture in (False, True):
+        for capture, trains in ((False, False), (True, False), (True, True)):
             handle, num_steps, is_settled = interleave(model, capture=capture), 0, False
             while not is_settled:
                 x = torch.randn(256, 512, generator=torch.Generator().manual_seed(num_steps)).to(device)
-                assert torch.allclose(handle(x), model(x), atol=1e-4), (capture, num_steps)
+                if trains:
+                    assert_near(train(handle, model, x), train(plain, plain, x), 1e-3)
+                else:
+                    with torch.no_grad():
+                        assert torch.allclose(handle(x), model(x), atol=1e-4), (capture, num_steps)
                 num_steps, is_settled = num_steps + 1, handle.report().is_settled
             assert num_steps > MOST_STEPS + 1
             told = [None] * dist.get_world_size()

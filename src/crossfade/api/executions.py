@@ -49,7 +49,6 @@ class Executions:
         self.watchers = Watchers(opened.nudge)
         self.is_quick = True
         self.inflight: deque[Execution] = deque()
-        self._append, self._popleft = self.inflight.append, self.inflight.popleft
         self.num_submitted = 0
         self.num_collected = 0
         self.num_failures = 0
@@ -65,10 +64,8 @@ class Executions:
     def _make_locks(self) -> None:
         # Reentrant, since a handler that raises between taking and holding one must not lock its own thread out.
         self._submitting = threading.RLock()
-        self._lock_submit, self._unlock_submit = self._submitting.acquire, self._submitting.release
         self._submitter = 0  # the thread that holds it, while it does; another call of that thread is refused
         self._collecting = threading.RLock()
-        self._lock_collect, self._unlock_collect = self._collecting.acquire, self._collecting.release
         self._collector = 0  # the same
         self._idle: set[int] = set()  # the threads that wait while another one collects
 
@@ -79,14 +76,15 @@ class Executions:
         me = get_ident()
         if me == self._submitter or me == self._collector or (self._idle and me in self._idle):
             self._refuse_reentry()
-        self._lock_submit()  # in a compiled function a with statement takes three times as long
         try:
-            self._submitter = me
-            if len(self.inflight) >= self._max_inflight or not self._start(execution, values):
-                self._submit_slowly(execution, values)
+            with self._submitting:  # a raising handler between its taking and a try statement would leave it taken
+                try:
+                    self._submitter = me
+                    if len(self.inflight) >= self._max_inflight or not self._start(execution, values):
+                        self._submit_slowly(execution, values)
+                finally:
+                    self._submitter = 0
         finally:
-            self._submitter = 0
-            self._unlock_submit()
             if self.watchers.is_missed:
                 self.watchers.notify_missed()
 
@@ -112,7 +110,7 @@ class Executions:
             self._refuse("the graph cannot be executed")
         execution.number = self.num_submitted
         try:
-            self._append(execution)  # before its results can come
+            self.inflight.append(execution)  # before its results can come
             if self._try_submit(values):
                 self.num_submitted = execution.number + 1
                 return True
@@ -204,7 +202,7 @@ class Executions:
             self._refuse_reentry()
         deadline = None if timeout is None else deadline_of(timeout)
         values = execution.values
-        if self._lock_collect(False) or self._await_turn(partial(_is_here, values, place, is_enough), deadline):
+        if self._collecting.acquire(False) or self._await_turn(partial(_is_here, values, place, is_enough), deadline):
             try:
                 self._collector = me
                 if looks_first and values[place] is EMPTY:
@@ -213,7 +211,7 @@ class Executions:
                     self._wait_to_collect(values, place, deadline, is_enough)
             finally:
                 self._collector = 0
-                self._unlock_collect()
+                self._collecting.release()
                 if self.watchers.is_missed:
                     self.watchers.notify_missed()
         value = values[place]
@@ -304,7 +302,7 @@ class Executions:
                 value = self._try_take()
                 if value is EMPTY:
                     return False
-                self._popleft().values[0] = value
+                self.inflight.popleft().values[0] = value
                 self.num_collected += 1
                 if type(value) is Failure:  # counted after the value is stored: readers of the count then find it
                     self.num_failures += 1

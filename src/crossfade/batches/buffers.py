@@ -49,14 +49,12 @@ def _open(group: ProcessGroup, device: torch.device, num_parts: int, *, is_large
     is_staged = device.type == "cuda" and not can_reach()
     if is_large and is_staged:  # what goes over the host's memory is cut into pieces in any case
         return open_buffers(group, device, num_parts)
-    size_bytes = LARGE_BUFFER_BYTES if is_large else BUFFER_BYTES
     options: dict[str, Any] = {"num_lanes": num_parts, "is_replayable": True, "is_staged": is_staged}
-    try:
-        return open_group(group, device=device, buffer_bytes=size_bytes, **options)
-    except DeviceError:
-        if not is_large:
-            raise
-        return open_buffers(group, device, num_parts)  # all ranks do, if one has too little memory
+    if is_large:
+        with suppress(DeviceError):  # then it is one on all ranks, of which some may have the memory
+            return open_group(group, device=device, buffer_bytes=LARGE_BUFFER_BYTES, **options)
+        return open_buffers(group, device, num_parts)
+    return open_group(group, device=device, buffer_bytes=BUFFER_BYTES, **options)
 
 
 def can_reach() -> bool:

@@ -105,18 +105,20 @@ class Calibration:
         self.ways.remove(way)
 
     def looks_again(self, medians_ms: Mapping[Way, float]) -> bool:
-        """Whether there are more steps: those of the fastest way until the GPU is warm, then rows of it and of those close to it.
-        Once.
+        """Whether there are more steps: those of the fastest way until the GPU is warm, then rows of it, of those close to it, and
+        of one batch. Once; the other ways are out of it.
         """
         best = choose(medians_ms)
         step_ms = medians_ms[best]
         rivals = [way for way in self.ways if way != best and medians_ms[way] <= (1 + CLOSE) * step_ms]
         if self._again_ms or not rivals or not math.isfinite(step_ms):
             return False
+        plain = min((way for way in self.ways if way.moves is Moves.ONE), key=lambda way: medians_ms[way])
+        self.ways = list(dict.fromkeys([best, *rivals, plain]))
         self._trials.extend([Trial(best, is_timed=False, lines_up=False)] * math.ceil(WARM_MS / step_ms))
         num_untimed, num_timed = (min(math.ceil(each / step_ms), _MOST_STEPS) for each in (_UNTIMED_MS, _TIMED_MS))
         for number in range(_NUM_ROUNDS):
-            for way in (best, *rivals)[:: -1 if number % 2 else 1]:
+            for way in self.ways[:: -1 if number % 2 else 1]:
                 self._again_ms[way] = []
                 self._trials.extend(_row(way, max(num_untimed, _NUM_UNTIMED), max(num_timed, MOST_ROUNDS)))
         return True
@@ -124,7 +126,7 @@ class Calibration:
     def note(self, way: Way, taken_ms: float, host_ms: float | None, num_not_replayed: int = 0) -> None:
         """A timed step: how long it took, and how long its launches took the CPU; None where the CPU does the work itself.
         ``num_not_replayed``: how many of its collectives will be replays of a captured graph later, and were not yet. The
-        second time ``taken_ms`` alone counts: launches of a CPU that is far ahead wait for the GPU.
+        second time only ``taken_ms`` is noted: launches of a CPU that is far ahead wait for the GPU.
         """
         if way in self._again_ms:
             self._again_ms[way].append(taken_ms)
@@ -149,9 +151,8 @@ class Calibration:
         has still to do, and take it no longer than their kernels, however long their launches took.
         """
         host_ms = self.host_ms
-        taken_ms = {way: [step.taken_ms for step in self._counted(way)] for way in self.ways}
-        first = {way: max(_median(taken_ms[way]), _median(host_ms[way] or [0.0])) for way in self.ways}
-        return [_median(self._again_ms[way]) if self._again_ms.get(way) else first[way] for way in self.ways]
+        taken_ms = {way: self._again_ms.get(way) or [step.taken_ms for step in self._counted(way)] for way in self.ways}
+        return [max(_median(taken_ms[way]), _median(host_ms[way] or [0.0])) for way in self.ways]
 
 
 def _median(samples: Sequence[float]) -> float:

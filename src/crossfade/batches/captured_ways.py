@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,7 +42,7 @@ class CapturedWays:
         """A step by a graph. ``run_eager``, what is captured, is not kept: the owner of this is behind it, and a graph must go with
         its owner's last reference. NCCL's communicators wait at their end until no graph has collectives of theirs.
         """
-        self._forget_others(tuner.chosen)
+        self._forget_others(tuner.ways)
         graph, run = self._graphs.get(step.way), None
         if graph is None:
             plain = Way(step.way.moves)
@@ -60,10 +60,10 @@ class CapturedWays:
             tuner.restart(step)
         return graph(*args, **kwargs), run
 
-    def _forget_others(self, chosen: Way | None) -> None:
-        """Gives the memory of graphs back that were only measured."""
-        if chosen is not None and len(self._graphs) > 1:
-            self._graphs = {way: graph for way, graph in self._graphs.items() if way == chosen}
+    def _forget_others(self, ways: Collection[Way]) -> None:
+        """Gives the memory of graphs back that are not used any more."""
+        if any(way not in ways for way in self._graphs):
+            self._graphs = {way: graph for way, graph in self._graphs.items() if way in ways}
 
     def _capture(
         self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

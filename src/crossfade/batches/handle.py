@@ -156,7 +156,7 @@ class Interleaved:
             output, run = captured(tuner, step, self._run, args, kwargs)
         else:
             output, run = self._run(step, args, kwargs)
-            if tuner.chosen is not None:
+            if not tuner.has_captured:
                 self._captured.pop(key, None)
         tuner.finish(step, output, run)
         return output

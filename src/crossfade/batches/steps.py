@@ -141,7 +141,7 @@ class InterleavedSteps:
                 results, self._run = self._captured[key](tuner, step, self._go, arguments, {})
             else:
                 results, self._run = self._go(step, arguments, {})
-                if tuner.chosen is not None:
+                if not tuner.has_captured:
                     self._captured.pop(key, None)
             if self._run is not None and self._run.has_batch_norm and _BATCH_NORM not in tuner.notes:
                 tuner.notes.append(_BATCH_NORM)

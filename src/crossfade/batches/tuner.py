@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -84,6 +84,16 @@ class Tuner:
     def on_gpu(self) -> bool:
         """Whether times are taken on a GPU."""
         return self._device == "cuda"
+
+    @property
+    def ways(self) -> Collection[Way]:
+        """Those that may still be run."""
+        return self._calibration.ways if self.chosen is None else [self.chosen]
+
+    @property
+    def has_captured(self) -> bool:
+        """Whether a captured one is among them."""
+        return any(way.is_captured for way in self.ways)
 
     def begin(self) -> Step:
         """The next step. When all have been measured, the ranks agree here on a way, or on more steps; a collective then."""
@@ -187,11 +197,12 @@ class Tuner:
             host_ms = step.host_s * 1e3 if self.on_gpu else None
             calibration.note(step.way, us_between(step.begin, step.end) / 1e3, host_ms, step.num_not_replayed)
         self._timed.clear()
-        medians = calibration.medians_ms()
+        found = [*calibration.medians_ms(), float(len(set(self._shapes.values())) > 1)]
         if self._agreement is not None:
-            medians = maximum(medians, self._agreement.group, self._device)
+            found = maximum(found, self._agreement.group, self._device)
+        *medians, is_other_shape = found
         self._medians_ms = dict(zip(calibration.ways, medians, strict=True))
-        if len(set(self._shapes.values())) > 1:
+        if is_other_shape:
             self.fall_back(
                 "joined outputs have other shapes than those of one batch: interleave(join=...) joins them as you say"
             )

@@ -257,13 +257,14 @@ class ShmWriter(RingEnd):
             self.board[data_at : data_at + size] = array
             self.words[self.at >> 3] = size << 8 | ARRAY
             return True
+        num_bytes = self._num_bytes
         slot, offset, capacity, memory = self._take_slot(size)
-        # Before the copy: it drives all else out of the core's caches, and what is touched behind it has to come back.
-        self.stage_reserved((slot, offset, capacity), size, SLOT_ARRAY)
         try:
+            # Before the copy: it drives all else out of the core's caches, and what is touched behind it has to come back.
+            self.stage_reserved((slot, offset, capacity), size, SLOT_ARRAY)
             copy_bytes(memory, 0, array, size)
         except BaseException:
-            self._num_bytes -= size
+            self._num_bytes = num_bytes
             self._slots.put_back(slot)
             raise
         return True

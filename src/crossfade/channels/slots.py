@@ -26,14 +26,14 @@ _ROTATION_BYTES = 2 << 20
 four times slower to write (docs/decisions/0001)."""
 
 _num_forks: Final = [0]
-"""Between this process and the first that imported this. To ask the system who one is takes as long as all else at a view's end."""
+"""That this process and those before it have begun. To ask the system who one is takes as long as all else at a view's end."""
 
 
-def _forked() -> None:
+def _forking() -> None:
     _num_forks[0] += 1
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(before=_forking)  # behind a fork it would come too late for views that end before it there
 
 
 class WriterSlots:
@@ -70,7 +70,7 @@ class WriterSlots:
         if not free:
             for slot in list(busy):
                 if self._is_freed(slot):
-                    busy.remove(slot)
+                    self._leave_busy(slot)
                     free.append(slot)
         num_wanted = min(self._layout.depth, _ROTATION_BYTES // size_bytes + 1)
         num_free = len(free)
@@ -96,14 +96,19 @@ class WriterSlots:
 
     def put_back(self, slot: int) -> None:
         """The slot was taken and not used."""
-        if slot in self._busy:  # else another thread has closed it
-            self._busy.remove(slot)
-            self._free.appendleft(slot)
+        self._leave_busy(slot)
+        self._free.appendleft(slot)
 
     def close(self) -> None:
         self._pieces = []
         self._busy.clear()
         self._free.clear()
+
+    def _leave_busy(self, slot: int) -> None:
+        try:
+            self._busy.remove(slot)
+        except ValueError:
+            raise LookupError("another thread has closed the ring") from None
 
     def _is_freed(self, slot: int) -> bool:
         """Whether all readers have freed a busy slot."""
@@ -156,7 +161,8 @@ class ReaderSlots:
         self._mapped: dict[int, Mapped] = {}  # by slot
         self._frees: dict[int, Any] = {}  # slot: release
         self._kept: dict[int, weakref.ref[Any]] = {}  # slot: the exporter that all views of it hang on
-        self._num_forks = _num_forks[0]
+        self._pid = os.getpid()
+        self._num_forks = _num_forks[0]  # begun when this process was last known to be the owner
 
     @property
     def num_kept(self) -> int:
@@ -166,7 +172,12 @@ class ReaderSlots:
     @property
     def is_foreign(self) -> bool:
         """Whether this is a forked child's copy."""
-        return _num_forks[0] != self._num_forks
+        num_forks = _num_forks[0]
+        if num_forks != self._num_forks:
+            if os.getpid() != self._pid:
+                return True
+            self._num_forks = num_forks
+        return False
 
     def copied(self, make: Callable[[memoryview], _T], slot: int, offset: int, capacity: int, size: int) -> _T:
         """A copy of the message; the slot is free at once."""
