@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from crossfade.errors import SessionError
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.frames import new_key
 from crossfade.host.memory import PAGE_BYTES, Heap, Memory, address_of
@@ -175,6 +176,42 @@ def test_a_doorbell_serves_other_descriptors() -> None:
     for end in (mine, theirs):
         end.close()
     doorbell.close()
+
+
+@pytest.mark.timeout(20)
+def test_descriptors_are_watched_while_another_thread_holds_the_doorbells_lock() -> None:
+    """A signal's handler comes in the middle of that thread's wait, say, and waits for a lock that who watches holds."""
+    bell, (reading, writing) = _doorbell(), os.pipe()
+    is_held, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with bell._lock:
+            is_held.set()
+            may_end.wait(15)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    is_held.wait()
+    came = list[int]()
+    bell.watch(reading, lambda: came.append(1))
+    bell.watch_room(reading, is_wanted=True)
+    bell.unwatch(reading)
+    bell.watch(reading, lambda: came.append(2))
+    assert not may_end.is_set()
+    may_end.set()
+    thread.join()
+    os.write(writing, b"x")
+    bell.pump()
+    bell.unwatch(reading)
+    bell.pump()
+    assert came == [2]
+    bell.close()
+    with pytest.raises(SessionError, match="shut down"):
+        bell.watch(reading, lambda: None)
+    bell.watch_room(reading, is_wanted=True)
+    bell.unwatch(reading)
+    for fd in (reading, writing):
+        os.close(fd)
 
 
 def test_messages_with_many_descriptors() -> None:

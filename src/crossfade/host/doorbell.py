@@ -133,26 +133,32 @@ class Doorbell:
         """This doorbell as others hold it, for use by threads of this process."""
         return Bell.of(self.memory_fd, self.event_fd)
 
+    # These take no lock. Their callers hold locks of their own, for which a signal's handler may wait that came while its thread
+    # held this one.
+
     def watch(self, fd: int, handler: Callable[[], None]) -> None:
         """Calls ``handler`` (which must not block or raise) in a waiting thread when ``fd`` is readable or hung up."""
-        with self._lock:
-            if self._is_closing:
-                raise _closed()
+        if self._is_closing:
+            raise _closed()
+        try:
             self._watched.register(fd, select.EPOLLIN)
-            self._handlers[fd] = handler
+        except ValueError:  # the last user has left just now
+            raise _closed() from None
+        self._handlers[fd] = handler
 
     def watch_room(self, fd: int, *, is_wanted: bool) -> None:
         """Starts, or with ``is_wanted`` False stops, to call the handler of the watched ``fd`` also when it can be written to."""
-        with self._lock:
-            if fd in self._handlers and not self._is_closing:
+        if fd in self._handlers and not self._is_closing:
+            with suppress(OSError, ValueError):  # another thread has taken it out just now, or all are closed
                 self._watched.modify(fd, select.EPOLLIN | (select.EPOLLOUT if is_wanted else 0))
 
     def unwatch(self, fd: int) -> None:
         """Undoes `watch`."""
-        with self._lock:
-            if self._handlers.pop(fd, None) is not None and not self._watched.closed:
-                with suppress(OSError):  # another thread has closed it just now, which takes it out
-                    self._watched.unregister(fd)
+        if self._handlers.pop(fd, None) is not None:
+            with suppress(
+                OSError, ValueError
+            ):  # another thread has closed it just now, which takes it out, or all are closed
+                self._watched.unregister(fd)
 
     def take_mail_flag(self) -> bool:
         """Whether a message was announced since the last call."""
