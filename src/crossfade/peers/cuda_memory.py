@@ -62,19 +62,21 @@ def check_machine() -> None:
 
 def _allocate(group: ProcessGroup, device: int, size_bytes: int) -> torch.Tensor:
     """Symmetric memory of this rank. All ranks fail where one does, or the others would wait for it. Collective."""
-    torch = torch_or_raise()
-    where = torch.device("cuda", device)
+    library = torch_or_raise()
+    where = library.device("cuda", device)
+    tensor: torch.Tensor | None = None
+    why: RuntimeError | None = None
     try:
-        tensor, why = _symmetric().empty(size_bytes, dtype=torch.uint8, device=where), None
+        tensor = _symmetric().empty(size_bytes, dtype=library.uint8, device=where)
     except RuntimeError as error:
-        tensor, why = None, error
+        why = error
     rows = gather(group, where, [tensor is not None])
     if tensor is None or [0] in rows:
         raise DeviceError(
             f"rank {rows.index([0])} could not allocate {size_bytes >> 20} MB of shared memory on its GPU",
             hint="leave it as much, or give buffer_bytes or heap_bytes of less",
         ) from why
-    return tensor  # type: ignore[no-any-return]
+    return tensor
 
 
 def _share(group: ProcessGroup, device: int, tensor: torch.Tensor) -> list[int]:
