@@ -21,7 +21,7 @@ def test_ways_that_are_close_are_timed_again_when_the_gpu_is_warm() -> None:
             calibration.note(trial.way, {ONE: 60.4, GROUPS: 56.85, COPIES: 57.01}[trial.way], 10.0)
     first = dict(zip(calibration.ways, calibration.medians_ms(), strict=True))
     assert choose(first) == GROUPS
-    assert calibration.looks_again(first)
+    assert calibration.add_second_comparison(first)
     again = list(iter(calibration.next, None))
     warm = list(itertools.takewhile(lambda trial: not (trial.is_timed or trial.lines_up), again))
     assert {trial.way for trial in warm} == {GROUPS}
@@ -36,7 +36,7 @@ def test_ways_that_are_close_are_timed_again_when_the_gpu_is_warm() -> None:
     second = dict(zip(calibration.ways, calibration.medians_ms(), strict=True))
     assert second == {ONE: 63.4, GROUPS: 60.6, COPIES: 59.4}
     assert choose(second) == COPIES
-    assert not calibration.looks_again(second), "once"
+    assert not calibration.add_second_comparison(second), "once"
     assert calibration.next() is None
 
 
@@ -53,7 +53,7 @@ def test_only_what_is_close_is_timed_again(medians: dict[Way, float], again: lis
     calibration = Calibration(list(medians))
     for _ in iter(calibration.next, None):
         pass
-    assert calibration.looks_again(medians) == (again is not None)
+    assert calibration.add_second_comparison(medians) == (again is not None)
     assert [trial.way for trial in iter(calibration.next, None) if trial.is_timed] == (again or [])
 
 
@@ -63,7 +63,7 @@ def test_what_is_far_behind_is_out_of_it_and_launches_count_the_second_time_too(
     for way, taken_ms in first.items():
         calibration.note(way, 29.0 if way == COPIES else taken_ms, 34.0 if way == COPIES else 3.0)
     assert dict(zip(calibration.ways, calibration.medians_ms(), strict=True)) == first
-    assert calibration.looks_again(first)
+    assert calibration.add_second_comparison(first)
     assert calibration.ways == [CAPTURED[2], COPIES, ONE]
     for way, taken_ms in ((CAPTURED[2], 33.5), (COPIES, 29.0), (ONE, 36.0)):
         calibration.note(way, taken_ms, 90.0)

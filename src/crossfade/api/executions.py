@@ -257,7 +257,7 @@ class Executions:
     def is_over(self, execution: Execution, place: int) -> bool:
         """Whether a get of this output would return without waiting. Takes results in, unless another thread is doing so."""
         me = get_ident()
-        if me == self._submitter or me == self._collector or (self._idle and me in self._idle):
+        if me == self._submitter or me == self._collector or me in self._idle:
             self._refuse_reentry()
         if self._collecting.acquire(False) or self.watchers.try_lock(self._collecting):
             try:
@@ -347,7 +347,7 @@ class Executions:
 
     def _refuse_reentry(self) -> None:
         me = get_ident()
-        if me == self._submitter or me == self._collector or (self._idle and me in self._idle):
+        if me == self._submitter or me == self._collector or me in self._idle:
             raise SessionError(
                 "the graph cannot be used in the middle of its own call",
                 hint="a signal's handler or a destructor came in between: let it set a flag and act after the call, or use another "

@@ -21,7 +21,7 @@ with four H200, a prefill whose sums are of 84 MB took 68.6 ms so, and 66.8 ms w
 
 class _Opened(NamedTuple):
     peers: PeerGroup
-    is_large: bool  # it is for large tensors; without memory for larger buffers, the others are
+    is_large: bool  # it serves large tensors; where larger buffers do not fit, the small ones serve them too
 
 
 _OPENED: list[_Opened] = []

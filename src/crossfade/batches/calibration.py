@@ -104,9 +104,10 @@ class Calibration:
         self._trials = deque(trial for trial in self._trials if trial.way != way)
         self.ways.remove(way)
 
-    def looks_again(self, medians_ms: Mapping[Way, float]) -> bool:
-        """Whether there are more steps: those of the fastest way until the GPU is warm, then rows of it, of those close to it, and
-        of one batch. Once; the other ways are out of it.
+    def add_second_comparison(self, medians_ms: Mapping[Way, float]) -> bool:
+        """Adds steps that compare the fastest way, those close to it and one batch on a warm GPU, and drops the other ways.
+
+        Returns whether it added any: it does so once, and only where a way is close to the fastest one.
         """
         best = choose(medians_ms)
         step_ms = medians_ms[best]

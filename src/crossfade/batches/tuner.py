@@ -207,7 +207,7 @@ class Tuner:
                 "joined outputs have other shapes than those of one batch: interleave(join=...) joins them as you say"
             )
             return
-        if self.on_gpu and calibration.looks_again(self._medians_ms):
+        if self.on_gpu and calibration.add_second_comparison(self._medians_ms):
             self._samples.clear()
             self.reason = "it is the fastest so far; those that are close to it are timed again when the GPU is warm"
             return

@@ -111,7 +111,7 @@ class RingEnd:
 
 _dumps: Final = marshal.dumps
 _MARSHAL_VERSION: Final = 2
-"""The last one that looks for no object that has come before: there is one only, and the look takes a third of the time."""
+"""The newest version without a table of repeated objects, which a single number or text does not need: a third of the time."""
 _SIMPLE_TYPES: Final = frozenset({int, float, bool, complex, str, type(None)})
 
 Post: TypeAlias = tuple[Callable[[], Any], Sequence[int] | memoryview, Callable[[], None]]  # see `ShmWriter.posts`

@@ -26,14 +26,14 @@ _ROTATION_BYTES = 2 << 20
 four times slower to write (docs/decisions/0001)."""
 
 _num_forks: Final = [0]
-"""That this process and those before it have begun. To ask the system who one is takes as long as all else at a view's end."""
+"""Forks begun by this process and by those it was forked from. `os.getpid` takes as long as the rest of a view's end."""
 
 
 def _forking() -> None:
     _num_forks[0] += 1
 
 
-os.register_at_fork(before=_forking)  # behind a fork it would come too late for views that end before it there
+os.register_at_fork(before=_forking)  # views may end in the child before its own hooks run
 
 
 class WriterSlots:
@@ -162,7 +162,7 @@ class ReaderSlots:
         self._frees: dict[int, Any] = {}  # slot: release
         self._kept: dict[int, weakref.ref[Any]] = {}  # slot: the exporter that all views of it hang on
         self._pid = os.getpid()
-        self._num_forks = _num_forks[0]  # begun when this process was last known to be the owner
+        self._num_forks = _num_forks[0]  # when `_pid` was last compared with this process
 
     @property
     def num_kept(self) -> int:

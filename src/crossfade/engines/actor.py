@@ -42,8 +42,8 @@ _SERVE_S: Final = 0.001  # how often to look after devices while something is to
 _ALL_TURNS: Final = 32
 """In every so many turns all parts are looked at, also those that seem to have nothing to do: their channels may have ended."""
 
-_ALL_WAITS: Final = 16
-"""Handlers of signals run behind every so many waits at the latest; earlier where an actor computes in Python, or sleeps."""
+_WAITS_PER_BREATH: Final = 16
+"""Waits between two calls of `breathe`. Signal handlers also run while a method computes in Python, and during a sleep."""
 
 
 class Actor:
@@ -78,7 +78,7 @@ class Actor:
         """Runs until told to stop or until the driver is gone."""
         doorbell, turn, num_waits = self._doorbell, self._turn, 0
         while not self._is_stopped:
-            if num_waits % _ALL_WAITS == 0:
+            if num_waits % _WAITS_PER_BREATH == 0:
                 breathe()
             num_waits += 1
             limit_s = _SERVE_S if self._devices is not None and self._devices.is_busy else None
