@@ -27,12 +27,12 @@ NUM_VALUES = 200
 
 
 @pytest.fixture
-def driver() -> CudaDriver:
+def driver() -> Iterator[CudaDriver]:
     torch.cuda.set_device(0)
     torch.zeros(1, device="cuda")
-    torch.cuda.set_stream(torch.cuda.Stream(0))
-    load_kernels((torch.float32, torch.int64, torch.uint8, torch.complex64), 0)
-    return CudaDriver(0)
+    with torch.cuda.stream(torch.cuda.Stream(0)):
+        load_kernels((torch.float32, torch.int64, torch.uint8, torch.complex64), 0)
+        yield CudaDriver(0)
 
 
 @contextmanager
