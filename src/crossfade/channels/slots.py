@@ -21,7 +21,7 @@ from crossfade.interrupted import brief
 
 _T = TypeVar("_T")
 
-_ROTATION_BYTES = 2 << 20
+_ROTATION_BYTES: Final = 2 << 20
 """Slots are taken in turn, at least this much memory of them: a slot that the reader's core still has in its cache is two to
 four times slower to write (docs/decisions/0001)."""
 
@@ -34,6 +34,11 @@ def _forking() -> None:
 
 
 os.register_at_fork(before=_forking)  # views may end in the child before its own hooks run
+
+
+def _num_in_turn(size_bytes: int) -> int:
+    """How many slots of a size take turns: as few as have that memory, for they take room in caches, but two rather than one."""
+    return max(2, -(-_ROTATION_BYTES // size_bytes)) if size_bytes <= _ROTATION_BYTES else 1
 
 
 class WriterSlots:
@@ -72,7 +77,7 @@ class WriterSlots:
                 if self._is_freed(slot):
                     self._leave_busy(slot)
                     free.append(slot)
-        num_wanted = min(self._layout.depth, _ROTATION_BYTES // size_bytes + 1)
+        num_wanted = min(self._layout.depth, _num_in_turn(size_bytes))
         num_free = len(free)
         if num_free == 0 or len(self._pieces) < num_wanted:
             slot = self._add(size_bytes)

@@ -25,7 +25,8 @@ from crossfade.host.memory import PAGE_BYTES, Memory
 from crossfade.host.semaphore import full_fence
 from crossfade.interrupted import heard_sleep, longest_sleep, pause
 
-DEFAULT_SPIN_US = 60.0
+DEFAULT_SPIN_US = 150.0
+"""The other side may copy 2 MB meanwhile (docs/decisions/0003)."""
 
 DEVICE_SPIN_US = 300.0
 """Where devices take part, values take longer: their hosts spend tens of microseconds on each, and a sleeper that long to wake."""

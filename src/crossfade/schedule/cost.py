@@ -69,7 +69,7 @@ class CostModel:
     wake_us: float = 35.0
     """What is added to ``hop_us`` when that process had waited longer than ``spin_us`` and sleeps. It includes what the
     writer spends on waking it and what both lose to cold caches."""
-    spin_us: float = 60.0
+    spin_us: float = 150.0
     """How long a process polls before it sleeps."""
     latency_us: float = 100.0
     """Fixed cost of one transfer by gloo: from both sides' readiness until the receiver's main thread has the value."""
