@@ -101,6 +101,8 @@ class Tuner:
         step = Step(self.chosen or trial.way)  # type: ignore[union-attr]
         if trial is not None:
             step.is_timed, step.lines_up = trial.is_timed, trial.lines_up
+            if trial.begins_idle:
+                torch.cuda.synchronize()
         is_interleaved = step.way.moves is not Moves.ONE
         step.is_checked = is_interleaved and step.way not in self._is_checked and not step.way.is_captured
         self._is_checked.add(step.way)
