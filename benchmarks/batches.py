@@ -217,7 +217,9 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--limit-s", type=float, default=540, help="of the whole run")
     parser.add_argument("--case-limit-s", type=float, default=120, help="of each case")
-    parser.add_argument("--cases", default="", help="numbers of cases, from 0, with commas; all, if empty")
+    parser.add_argument(
+        "--cases", default="", help="numbers of cases, from 0, with commas; all, if empty; of random ones too"
+    )
     parser.add_argument("--random", type=int, default=0, help="so many random models and shapes instead")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="small cases on a CPU")
@@ -232,10 +234,11 @@ def main() -> None:
     if options.zeros:
         os.environ[ZEROS] = "1"
     device = "cpu" if options.quick or not torch.cuda.is_available() else "cuda"
-    cases, said, end_s = QUICK if options.quick else CASES, list[str](), time.monotonic() + options.limit_s
+    said, end_s = list[str](), time.monotonic() + options.limit_s
+    cases = random_cases(device, options.random) if options.random else QUICK if options.quick else CASES
     if options.cases:
         cases = [cases[int(number)] for number in options.cases.split(",")]
-    runs = [random_cases(device, options.random)] if options.random else [[case] for case in cases]
+    runs = [cases] if options.random else [[case] for case in cases]
     for run in runs if options.action == "run" else []:
         left_s = end_s - time.monotonic()
         if left_s < 20:
