@@ -49,7 +49,6 @@ def facts(**changes: object) -> Facts:
         "num_devices": 2,
         "compute_capability": (9, 0),
         "has_stream_memory": True,
-        "can_flush_remote_writes": False,
         "links": {(0, 1): LinkKind.NVLINK, (1, 0): LinkKind.NVLINK},
         "environment": {
             "NCCL_NVLS_ENABLE": "0",

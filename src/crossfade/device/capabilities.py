@@ -49,7 +49,6 @@ class Facts:
     num_devices: int  # devices that this process sees
     compute_capability: tuple[int, int]  # the lowest of them, as (major, minor)
     has_stream_memory: bool
-    can_flush_remote_writes: bool  # a wait can be followed by a flush of what peers wrote
     links: Mapping[tuple[int, int], LinkKind]  # for each ordered pair of devices, how they are linked
     environment: Mapping[str, str]
 
@@ -197,7 +196,6 @@ def read_facts(environment: Mapping[str, str] | None = None) -> Facts:
         num_devices=num_devices,
         compute_capability=min(capabilities, default=(0, 0)),
         has_stream_memory=all(words),
-        can_flush_remote_writes=all(_attribute("CAN_FLUSH_REMOTE_WRITES", device) for device in range(num_devices)),
         links={pair: _link_kind(*pair) for pair in _pairs(num_devices)},
         environment=os.environ if environment is None else environment,
     )

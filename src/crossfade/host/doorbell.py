@@ -36,7 +36,9 @@ _LONGEST_S = (
     1e6  # of a single sleep, eleven days: the system takes none that is much longer, and who sleeps looks again anyway
 )
 _FEW_POLLS: Final = 2  # longer would keep others, who share the core, from making it true
-_MANY_POLLS: Final = 50  # a few microseconds
+_MANY_POLLS: Final = (
+    200  # ten microseconds: a yield is a call into the system, and who makes one answers later, so that both do
+)
 _YIELD_US = 0.6  # one sched_yield and one poll
 _ASLEEP: Final = 0
 _MAIL: Final = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
@@ -115,7 +115,7 @@ class P2P:
             ChannelBroken: the rank died, or has closed its communicator.
             ChannelClosed: this communicator is closed.
         """
-        ranks = (dst,) if isinstance(dst, int) else tuple(dst)
+        ranks = tuple(dst) if isinstance(dst, Iterable) else (dst,)
         side = self._check("isend", tensor, ranks, tag)
         source = tensor.detach().contiguous()
         shape, dtype = tuple(tensor.shape), number_of(tensor.dtype)
