@@ -313,7 +313,7 @@ def test_values_are_whole_and_in_order_whoever_comes_first(case: Case, num_looks
         Play(case).run()
 
 
-@pytest.mark.parametrize("spin_us", [0.0, 60.0])
+@pytest.mark.parametrize("spin_us", [0.0, 150.0])
 def test_threads_that_sleep_on_their_doorbells_lose_no_value(spin_us: float) -> None:
     num, num_readers = 400, 2
     doorbells: list[Doorbell] = []

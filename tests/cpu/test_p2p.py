@@ -71,6 +71,14 @@ def test_what_cannot_be_sent(
         alone.isend(tensor, **{"dst": 0, **options})
 
 
+def test_ranks_and_tags_may_be_numpy_integers(alone: P2P) -> None:
+    np = pytest.importorskip("numpy")
+    alone.isend(torch.ones(2), [np.int64(0)], np.int64(7))
+    target = torch.zeros(2)
+    alone.irecv(target, np.int64(0), 7).wait()
+    assert target.tolist() == [1.0, 1.0]
+
+
 def test_an_interrupted_receive_takes_nothing_of_the_next_one(alone: P2P) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -10,7 +10,7 @@ from typing import Any
 import crossfade
 
 SESSIONS: dict[str, dict[str, Any]] = {
-    "spin": {"spin_us": 60.0},
+    "spin": {"spin_us": 150.0},
     "sleep": {"spin_us": 0.0},
     "inline": {"engine": "inline"},
 }

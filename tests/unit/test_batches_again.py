@@ -50,6 +50,7 @@ def test_ways_that_are_close_are_timed_again_when_the_gpu_is_warm() -> None:
         ({ONE: 100.0, GROUPS: 99.0}, [ONE] * 4 + [GROUPS] * 8 + [ONE] * 4),
         ({ONE: 0.73, GROUPS: 0.65, COPIES: 0.91}, [GROUPS] * 20 + [ONE] * 40 + [GROUPS] * 20),
         ({ONE: math.inf, GROUPS: math.inf}, None),
+        ({ONE: 0.5, CAPTURED[0]: 0.35, GROUPS: 1.0, CAPTURED[1]: 0.65}, None),
     ],
 )
 def test_only_what_is_close_is_timed_again(medians: dict[Way, float], again: list[Way] | None) -> None:

@@ -115,7 +115,8 @@ class Calibration:
         step_ms = medians_ms[best]
         close_ms = step_ms + max(CLOSE * step_ms, CLOSE_MS)
         rivals = [way for way in self.ways if way != best and medians_ms[way] <= close_ms]
-        if self._again_ms or not rivals or not math.isfinite(step_ms):
+        is_between_ways = any(way.moves is not Moves.ONE for way in (best, *rivals))
+        if self._again_ms or not rivals or not is_between_ways or not math.isfinite(step_ms):
             return False
         plain = min((way for way in self.ways if way.moves is Moves.ONE), key=lambda way: medians_ms[way])
         self.ways = list(dict.fromkeys([best, *rivals, plain]))

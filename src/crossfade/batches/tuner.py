@@ -102,7 +102,7 @@ class Tuner:
         if trial is not None:
             step.is_timed, step.lines_up = trial.is_timed, trial.lines_up
             if trial.begins_idle:
-                torch.cuda.synchronize()
+                torch.cuda.current_stream().synchronize()  # not the device: a receive of the user's may wait for this call
         is_interleaved = step.way.moves is not Moves.ONE
         step.is_checked = is_interleaved and step.way not in self._is_checked and not step.way.is_captured
         self._is_checked.add(step.way)

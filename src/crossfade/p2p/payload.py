@@ -97,7 +97,7 @@ def check_tensor(tensor: Any, call: str) -> None:
 def check_ranks(call: str, ranks: Sequence[int], tag: int, num_ranks: int) -> None:
     """Raises a `ValueError` for other ranks than those of the group, and for what is no tag; a `TypeError` for no integers."""
     for each in (*ranks, tag):
-        if not isinstance(each, int):
+        if not (isinstance(each, int) or hasattr(each, "__index__")):  # numpy's integers, for one
             raise TypeError(f"{call} was given {each!r} as a rank or a tag\nhint: ranks and tags are integers")
     if not ranks or len(set(ranks)) < len(ranks) or min(ranks) < 0 or max(ranks) >= num_ranks:
         raise ValueError(
