@@ -30,15 +30,15 @@ from crossfade.device.events import EventPool, PooledEvent
 from crossfade.device.recorded import Begin, Site
 from crossfade.device.streams import Role
 from crossfade.edges.pinned import Pins
-from crossfade.edges.publisher import Publisher
+from crossfade.edges.publisher import PUBLISH_US, Publisher
 from crossfade.errors import DeviceError
-from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell
+from crossfade.host.doorbell import Bell
 
 
 class HostCopies:
     """The copies between the devices of one process and the host, for all of its channels."""
 
-    def __init__(self, homes: Sequence[DeviceContext], bell: Bell, spin_us: float = DEFAULT_SPIN_US) -> None:
+    def __init__(self, homes: Sequence[DeviceContext], bell: Bell, spin_us: float = PUBLISH_US) -> None:
         self.homes = homes
         self.pins = Pins(homes)  # host memory that they reach
         self.publisher = Publisher(bell, spin_us, self._enter_thread)  # tells readers on the host

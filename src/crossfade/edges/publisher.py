@@ -23,14 +23,17 @@ from typing import Any
 
 from crossfade.device.events import PooledEvent
 from crossfade.errors import DeviceError
-from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell
+from crossfade.host.doorbell import Bell
 from crossfade.host.semaphore import full_fence
 from crossfade.host.timer import Timer
 
 Done = Callable[[DeviceError | None], None]
 """Told that the device has come to it, or why it never will. Must not block or raise."""
 
-_GRACE_US, _LONGEST_US = 20.0, 60.0
+PUBLISH_US = 60.0
+"""The loop may be in a method, and look for nothing: then values wait so long, and a little longer, for the thread."""
+
+_GRACE_US = 20.0
 
 
 class _Job:
@@ -71,16 +74,15 @@ def _release(error: DeviceError | None) -> None:
 
 class Publisher:
     """Does jobs when their events have come, in order. One for each process that has a device. ``spin_us``: for how long the
-    process's loop looks for work before it sleeps; the thread takes over a little later, and at last after `_LONGEST_US`, since the
-    loop may be in a method.
+    process's loop looks for work; the thread takes over a little later.
     """
 
-    def __init__(self, bell: Bell, spin_us: float = DEFAULT_SPIN_US, enter: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, bell: Bell, spin_us: float = PUBLISH_US, enter: Callable[[], None] = lambda: None) -> None:
         self._bell = bell  # this process's own doorbell, rung when the thread has done something
         self._enter = enter  # the first thing that the thread does
         self.jobs: deque[_Job] = deque()  # what is to be done; for a quick look at whether there is anything
         self._doing = threading.Lock()
-        self._timer = Timer(min(spin_us, _LONGEST_US) + _GRACE_US)
+        self._timer = Timer(spin_us + _GRACE_US)
         self._is_awake = False  # the thread looks into the list by itself
         self._is_ending = False
         self._thread = threading.Thread(target=self._run, name="crossfade-publish", daemon=True)

@@ -83,8 +83,9 @@ class ActorDevices:
         if self._copies is None and self._gpus:
             with suppress(ImportError):
                 from crossfade.edges.host_copies import HostCopies
+                from crossfade.edges.publisher import PUBLISH_US
 
-                self._copies = HostCopies(distinct(self._devices.homes), bell, spin_us)
+                self._copies = HostCopies(distinct(self._devices.homes), bell, min(spin_us, PUBLISH_US))
         return self._copies
 
     @property

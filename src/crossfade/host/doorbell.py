@@ -36,10 +36,8 @@ _LONGEST_S = (
     1e6  # of a single sleep, eleven days: the system takes none that is much longer, and who sleeps looks again anyway
 )
 _FEW_POLLS: Final = 2  # longer would keep others, who share the core, from making it true
-_MANY_POLLS: Final = (
-    200  # ten microseconds: a yield is a call into the system, and who makes one answers later, so that both do
-)
-_YIELD_US = 0.6  # one sched_yield and one poll
+_MANY_POLLS: Final = 200  # some ten microseconds: who yields answers later, so that the other side comes to yield too
+_YIELDS_PER_LOOK: Final = 16  # at the clock
 _ASLEEP: Final = 0
 _MAIL: Final = 1
 
@@ -102,7 +100,6 @@ class Doorbell:
         self.event_fd = event_fd
         self.flags = memoryview(self._mapping)
         self.spin_us = spin_us
-        self._num_yields = round(spin_us / _YIELD_US)
         self._num_cores = len(os.sched_getaffinity(0))
         self._fence = full_fence()
         self._watched = select.epoll()  # the descriptors that have handlers
@@ -279,23 +276,26 @@ class Doorbell:
         self, ready: Callable[[], object], idle: Callable[[], bool] | None, num_parties: int, spin_us: float
     ) -> bool:
         """Looks, then yields the core and looks, until ``ready()`` is true or the spin time is over."""
-        if not self._num_yields:
+        if not self.spin_us:
             return False
         num_polls = _MANY_POLLS if idle is not None and 0 < num_parties <= self._num_cores else _FEW_POLLS
         is_idle = _never if idle is None else idle
-        end_ns = time.monotonic_ns() + round(spin_us * 1e3) if spin_us else 0
         for _ in range(num_polls):
             if not is_idle() and ready():
                 return True
-        for _ in range(self._num_yields):
-            _yield_core()
-            if not is_idle() and ready():
-                return True
-        while end_ns and time.monotonic_ns() < end_ns:
-            _yield_core()
-            if not is_idle() and ready():
-                return True
-        return False
+        end_ns = 0
+        while (
+            True
+        ):  # for a time, not for a number of yields: where others compute on this core, each takes milliseconds
+            for _ in range(_YIELDS_PER_LOOK):
+                _yield_core()
+                if not is_idle() and ready():
+                    return True
+            now_ns = time.monotonic_ns()
+            if not end_ns:
+                end_ns = now_ns + round(max(self.spin_us, spin_us) * 1e3)
+            elif now_ns >= end_ns:
+                return False
 
     def _sleep(self, ready: Callable[[], object], deadline: float | None) -> bool:
         """One sleep: True if ``ready()`` was true before it."""
