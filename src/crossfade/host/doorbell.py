@@ -283,10 +283,9 @@ class Doorbell:
         for _ in range(num_polls):
             if not is_idle() and ready():
                 return True
+        # For a time, not for a number of yields: where others compute on this core, each takes milliseconds.
         end_ns = 0
-        while (
-            True
-        ):  # for a time, not for a number of yields: where others compute on this core, each takes milliseconds
+        while True:
             for _ in range(_YIELDS_PER_LOOK):
                 _yield_core()
                 if not is_idle() and ready():
