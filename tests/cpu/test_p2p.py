@@ -59,8 +59,13 @@ def alone(world: None) -> Iterator[P2P]:
         (torch.zeros(4), {"dst": 1}, ValueError, r"given \[1\] as ranks\nhint: the ranks are 0 to 0"),
         (torch.zeros(4), {"dst": [0, 0]}, ValueError, r"given \[0, 0\] as ranks\nhint"),
         (torch.zeros(4), {"dst": []}, ValueError, r"given \[\] as ranks\nhint"),
-        (torch.zeros(4), {"dst": 0.0}, TypeError, "given 0.0 as a rank or a tag\nhint: ranks and tags are integers"),
-        (torch.zeros(4), {"tag": "a"}, TypeError, "given 'a' as a rank or a tag\nhint"),
+        (
+            torch.zeros(4),
+            {"dst": 0.0},
+            TypeError,
+            r"the ranks \[0.0\] and the tag 0\nhint: ranks and tags are integers",
+        ),
+        (torch.zeros(4), {"tag": "a"}, TypeError, r"the ranks \[0\] and the tag 'a'\nhint"),
         (torch.zeros(4), {"tag": 1 << 63}, ValueError, "given the tag 9223372036854775808\nhint"),
     ],
 )

@@ -115,8 +115,9 @@ class P2P:
             ChannelBroken: the rank died, or has closed its communicator.
             ChannelClosed: this communicator is closed.
         """
-        ranks = tuple(dst) if isinstance(dst, Iterable) else (dst,)
-        side = self._check("isend", tensor, ranks, tag)
+        given = tuple(dst) if isinstance(dst, Iterable) else (dst,)
+        ranks, tag = check_ranks("isend", given, tag, self.num_ranks)
+        side = self._check("isend", tensor, ranks)
         source = tensor.detach().contiguous()
         shape, dtype = tuple(tensor.shape), number_of(tensor.dtype)
         sends: list[Send] = []
@@ -141,7 +142,8 @@ class P2P:
         Returns:
             A `Work`; once the current stream is behind its `Work.wait`, the tensor has the value.
         """
-        side = self._check("irecv", tensor, (src,), tag)
+        (src,), tag = check_ranks("irecv", (src,), tag, self.num_ranks)
+        side = self._check("irecv", tensor, (src,))
         target = tensor.detach()
         is_direct = target.is_contiguous()
         if not is_direct:
@@ -175,7 +177,7 @@ class P2P:
         Raises:
             ChannelTimeout: nothing came in time. What comes later meets the next receive.
         """
-        check_ranks("recv_any", (src,), tag, self.num_ranks)
+        (src,), tag = check_ranks("recv_any", (src,), tag, self.num_ranks)
         self._all.use((src,))
         with self._lock:
             self._begin()
@@ -207,7 +209,7 @@ class P2P:
         Returns:
             The rank that sent it; the lowest, if there are several.
         """
-        check_ranks("probe", range(self.num_ranks), tag, self.num_ranks)
+        _, tag = check_ranks("probe", range(self.num_ranks), tag, self.num_ranks)
         self._begin()
         found: list[int] = []
 
@@ -244,9 +246,8 @@ class P2P:
             cell = cells.own(size_bytes)
         return tensor_on(cell.address, shape, dtype, side.driver.device, OwnedCell(cell, cells.ended))
 
-    def _check(self, call: str, tensor: torch.Tensor, ranks: Sequence[int], tag: int) -> Side:
+    def _check(self, call: str, tensor: torch.Tensor, ranks: Sequence[int]) -> Side:
         check_tensor(tensor, call)
-        check_ranks(call, ranks, tag, self.num_ranks)
         self._all.use(ranks)
         side = side_of(self._sides, tensor, call)
         check_capture(call, is_host=side.is_host)

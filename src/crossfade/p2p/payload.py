@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import cache
+from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from crossfade.device.borrowed import device_of, torch_or_raise
@@ -94,17 +95,23 @@ def check_tensor(tensor: Any, call: str) -> None:
         )
 
 
-def check_ranks(call: str, ranks: Sequence[int], tag: int, num_ranks: int) -> None:
-    """Raises a `ValueError` for other ranks than those of the group, and for what is no tag; a `TypeError` for no integers."""
-    for each in (*ranks, tag):
-        if not (isinstance(each, int) or hasattr(each, "__index__")):  # numpy's integers, for one
-            raise TypeError(f"{call} was given {each!r} as a rank or a tag\nhint: ranks and tags are integers")
+def check_ranks(call: str, ranks: Sequence[int], tag: int, num_ranks: int) -> tuple[list[int], int]:
+    """Ranks and a tag as Python's own integers, which numpy's for one are not. Raises a `TypeError` where there is another thing,
+    and a `ValueError` for other ranks than those of the group, and for what is no tag.
+    """
+    try:
+        ranks, tag = [index(rank) for rank in ranks], index(tag)
+    except TypeError:
+        text = f"{call} was given the ranks {list(ranks)} and the tag {tag!r}\nhint: ranks and tags are integers"
+        raise TypeError(text) from None
     if not ranks or len(set(ranks)) < len(ranks) or min(ranks) < 0 or max(ranks) >= num_ranks:
-        raise ValueError(
-            f"{call} was given {list(ranks)} as ranks\nhint: the ranks are 0 to {num_ranks - 1}, and each can be named once"
+        text = (
+            f"{call} was given {ranks} as ranks\nhint: the ranks are 0 to {num_ranks - 1}, and each can be named once"
         )
+        raise ValueError(text)
     if not -_MOST_TAG <= tag <= _MOST_TAG:
         raise ValueError(f"{call} was given the tag {tag}\nhint: tags are integers from -2^62 to 2^62")
+    return ranks, tag
 
 
 def check_capture(call: str, *, is_host: bool) -> None:
