@@ -155,9 +155,8 @@ class Doorbell:
     def unwatch(self, fd: int) -> None:
         """Undoes `watch`."""
         if self._handlers.pop(fd, None) is not None:
-            with suppress(
-                OSError, ValueError
-            ):  # another thread has closed it just now, which takes it out, or all are closed
+            # Another thread may just have closed it, which takes it out, or all of them.
+            with suppress(OSError, ValueError):
                 self._watched.unregister(fd)
 
     def take_mail_flag(self) -> bool:
