@@ -79,7 +79,6 @@ class Recording:
         self._step_ends: list[Any] = []  # of untraced steps: events of the GPU, or times of the host
         self._torch: Any = None
         self._profiler: Any = None
-        self._mark: Any = None
         self._memory: dict[str, int] = {}
 
     def __enter__(self) -> Recording:
@@ -148,7 +147,6 @@ class Recording:
                 self._num_steps = 0
                 self._trace()
             return
-        self._mark.__exit__(None, None, None)
         self._begin_step()
         self._watch_gpu()
 
@@ -162,7 +160,6 @@ class Recording:
                     "hint: call step() behind each step, and run more of them"
                 )
             return
-        self._mark.__exit__(None, None, None)
         self._wait()
         self._log.close()
         self._tensors.close()
@@ -186,8 +183,8 @@ class Recording:
             self._sampler.open(f"GPU-{cuda.get_device_properties(cuda.current_device()).uuid}")
 
     def _begin_step(self) -> None:
-        self._mark = self._torch.profiler.record_function(f"{MARK}{self._num_steps}")
-        self._mark.__enter__()
+        with self._torch.profiler.record_function(f"{MARK}{self._num_steps}"):
+            pass  # over before the program goes on: torch writes into freed memory where a range outlives its profiler
 
     def _contents(self, rank: int | None, world_size: int | None) -> dict[str, Any]:
         """As `traces.record` reads it."""
