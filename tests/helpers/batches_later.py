@@ -91,6 +91,16 @@ def a_collective_that_one_rank_has_alone(device: str) -> None:
     _raises(act, later, BatchesError, said)
 
 
+def too_few_rows_on_one_rank(device: str) -> None:
+    """Where both had enough before. The other one is told behind its own error."""
+    rank, group = dist.get_rank(), dist.new_group(timeout=timedelta(milliseconds=500))
+    handle = interleave(Changing(lambda x: dist.all_reduce(torch.ones(2), group=group)), way=GROUPS, per_shape=False)
+    handle(same_input(4 + rank))
+    with pytest.raises(BatchesError if rank else RuntimeError) as caught:
+        handle(same_input(4 - 3 * rank))
+    assert "fewer rows than 2" in "".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+
+
 def stops_where_the_module_waits(device: str) -> None:
     """What it computes before it waits runs in one go, and the other part's start comes before its own wait."""
     seen = list[str]()
@@ -137,5 +147,6 @@ WAITS: dict[str, Case] = {
 LATER: dict[str, Case] = {
     "ranks_that_disagree_later": ranks_that_disagree_later,
     "a_rank_that_raises_later": a_rank_that_raises_later,
+    "too_few_rows_on_one_rank": too_few_rows_on_one_rank,
     "a_collective_that_one_rank_has_alone": a_collective_that_one_rank_has_alone,
 }
