@@ -181,53 +181,6 @@ def test_a_kept_error_keeps_nothing_alive() -> None:
     assert caught.value.__traceback__ is not None
 
 
-# Cycles, and other tampering
-
-
-def tamper(node: MethodNode, *args: Any) -> None:
-    node.args, node.inputs = args, args
-
-
-def test_a_cycle_through_one_actor() -> None:
-    inp = InputNode()
-    first = call(0, inp)
-    second = call(0, first)
-    tamper(first, second)
-    mistake(second, "a cycle through one actor, Worker0: Worker0.forward -> Worker0.forward -> Worker0.forward;")
-    tamper(first, first)
-    mistake(second, "a cycle through one actor, Worker0: Worker0.forward -> Worker0.forward;")
-
-
-def test_a_cycle_through_several_actors_names_them_in_order() -> None:
-    first = call(0)
-    second = call(1, first)
-    values = split(2, second)
-    after = call(3, values[0])
-    tamper(first, values[1])
-    ring = "Worker1.forward -> Worker2.split -> Worker0.forward -> Worker1.forward"
-    mistake(after, f"a cycle through 3 actors: {ring}; each of these calls needs the one before it")
-
-
-def test_a_node_put_into_a_list_afterwards() -> None:
-    inner: list[Any] = [1]
-    node = call(0, inner)
-    user = call(1, node)
-    node.args[0].append(user)
-    mistake(user, "a cycle through 2 actors")
-    other = call(2)
-    fine = call(3, [other])
-    fine.args[0].append(call(0))
-    mistake(fine, "arguments of Worker3.forward were changed after it was bound")
-
-
-def test_a_long_cycle_is_not_recursed_into() -> None:
-    first = node = call(0)
-    for index in range(10_000):
-        node = call(index % 4, node)
-    tamper(first, node)
-    mistake(node, r"cycle through 4 actors: .* -> 9995 more -> ")
-
-
 # Arguments, actors, transports
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from crossfade.errors import GraphError, UnknownTransport
@@ -26,14 +25,11 @@ from crossfade.graph.nodes import (
     OutputNode,
     describe,
     label_of,
-    nodes_in,
     walk,
 )
 from crossfade.graph.unread import Trace, next_order
 from crossfade.hints import nearest
 from crossfade.types import DRIVER
-
-MAX_SHOWN_NODES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +71,9 @@ def check(output: Node | MultiOutputNode, *, session: str, transports: Collectio
         node._is_compiled = True  # even if compiling fails: the user meant it as a graph
     nodes = walk(outputs)
     methods = tuple(node for node in nodes if isinstance(node, MethodNode))
-    in_arguments: dict[Node, tuple[Node, ...]] = {node: nodes_in(node.args, node.kwargs) for node in methods}
-    _check_order(nodes, in_arguments)
     for node in nodes:
         if isinstance(node, MethodNode):
-            _check_arguments(node, in_arguments[node])
+            _check_arguments(node)
             _check_actor(node, session)
         elif isinstance(node, CollectiveNode):
             for actor in node.parties:
@@ -157,49 +151,7 @@ def _article(value: Any) -> str:
 # The nodes that the outputs are made from
 
 
-def _check_order(nodes: Sequence[Node], in_arguments: Mapping[Node, tuple[Node, ...]]) -> None:
-    """Nodes use what was there before them, unless a node was tampered with."""
-    uses = {node: (*node._sources(), *in_arguments.get(node, ())) for node in nodes}
-    changed = [
-        node
-        for node, sources in uses.items()
-        for source in sources
-        if source not in uses or source._order >= node._order
-    ]
-    if changed:
-        try:
-            TopologicalSorter(uses).prepare()
-        except CycleError as error:
-            raise _cycle(error.args[1][1:]) from None
-        raise _tampered(changed[0])
-
-
-def _cycle(nodes: Sequence[Node]) -> GraphError:
-    """Nodes of which each is used by the next one, and the last one by the first. The one that was there first is named last."""
-    first = min(range(len(nodes)), key=lambda place: nodes[place]._order) + 1
-    cycle = [*nodes[first:], *nodes[:first]]
-    names = [label_of(each) for each in cycle if isinstance(each, MethodNode)]
-    actors = {each.actor.id for each in cycle if isinstance(each, MethodNode)}
-    through = f"one actor, {min(actors)}" if len(actors) == 1 else f"{len(actors)} actors"
-    shown = names[:MAX_SHOWN_NODES]
-    if len(names) > MAX_SHOWN_NODES:
-        shown.append(f"{len(names) - MAX_SHOWN_NODES} more")
-    return GraphError(
-        f"a cycle through {through}: {' -> '.join([*shown, names[0]])}; each of these calls needs the one before it",
-        hint="bind the calls anew, each with nodes that were bound before it; the arguments of a node never change",
-    )
-
-
-def _tampered(node: Node) -> GraphError:
-    return GraphError(
-        f"the arguments of {label_of(node)} were changed after it was bound",
-        hint="bind the call anew with the arguments it is to have",
-    )
-
-
-def _check_arguments(node: MethodNode, in_arguments: tuple[Node, ...]) -> None:
-    if in_arguments != node.inputs:
-        raise _tampered(node)
+def _check_arguments(node: MethodNode) -> None:
     for source in node.inputs:
         if isinstance(source, MultiOutputNode):
             raise GraphError(
