@@ -22,10 +22,11 @@ import crossfade
 from crossfade.batches import tuner
 from crossfade.batches.calibration import MOST_STEPS, WARM_MS, Calibration, Moves, Way, choose, trials
 from crossfade.batches.report import BatchesReport, Counts, why_no_gain, why_not_hidden
-from crossfade.batches.spans import CollectiveSpan, exposed_us, union_us
+from crossfade.batches.spans import CollectiveSpan, exposed_us
 from crossfade.batches.tensors import join_outputs, kind_of, signature, split_batch
 from crossfade.device.clocks import GpuLoad
 from crossfade.errors import BatchesError
+from crossfade.intervals import union_us
 from tests.helpers.nvml import FakeNvml
 
 ONE, GROUPS, COPIES = (Way(moves) for moves in Moves)
@@ -126,7 +127,7 @@ def span(part: int, begin: float, end: float) -> CollectiveSpan:
 def test_communication_is_exposed_while_all_parts_wait(
     spans: list[CollectiveSpan], union: float, exposed: float
 ) -> None:
-    assert union_us(spans) == union
+    assert union_us((span.begin_us, span.end_us) for span in spans) == union
     assert exposed_us(spans, 2, 100.0) == exposed
 
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from crossfade.batches.calibration import LEAST_GAIN, Moves, Way
-from crossfade.batches.spans import CollectiveSpan, exposed_us, union_us
+from crossfade.batches.spans import CollectiveSpan, exposed_us
 from crossfade.device.clocks import GpuLoad
+from crossfade.intervals import union_us
 
 MOSTLY = 0.9
 """From this share on a step counts as bound by its launches, and communication as hidden."""
@@ -94,7 +95,8 @@ class BatchesReport:
 
 def hidden_of(spans: Sequence[CollectiveSpan], num_parts: int, total_us: float) -> tuple[float, float, float]:
     """Communication, its hidden and its exposed part, in milliseconds."""
-    all_us, open_us = union_us(spans), exposed_us(spans, num_parts, total_us)
+    all_us = union_us((span.begin_us, span.end_us) for span in spans)
+    open_us = exposed_us(spans, num_parts, total_us)
     return all_us / 1e3, (all_us - open_us) / 1e3, open_us / 1e3
 
 

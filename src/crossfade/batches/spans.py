@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from crossfade.intervals import merged
+
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSpan:
@@ -27,11 +29,6 @@ class CollectiveSpan:
     end_us: float
 
 
-def union_us(spans: Sequence[CollectiveSpan]) -> float:
-    """How long at least one collective was on its way."""
-    return sum(end - begin for begin, end in _merged(spans))
-
-
 def exposed_us(spans: Sequence[CollectiveSpan], num_parts: int, end_us: float) -> float:
     """How long every part waited for a collective, or had ended: nothing computed then.
 
@@ -39,8 +36,7 @@ def exposed_us(spans: Sequence[CollectiveSpan], num_parts: int, end_us: float) -
     """
     edges = list[tuple[float, int]]()
     for part in range(num_parts):
-        own = [span for span in spans if span.part == part]
-        for begin, end in _merged(own):
+        for begin, end in merged((span.begin_us, span.end_us) for span in spans if span.part == part):
             edges += [(begin, 1), (end, -1)]
     edges.sort()
     exposed, waiting, since = 0.0, 0, 0.0
@@ -50,16 +46,6 @@ def exposed_us(spans: Sequence[CollectiveSpan], num_parts: int, end_us: float) -
         waiting += change
         since = at
     return exposed
-
-
-def _merged(spans: Sequence[CollectiveSpan]) -> list[tuple[float, float]]:
-    merged = list[tuple[float, float]]()
-    for span in sorted(spans, key=lambda each: each.begin_us):
-        if merged and span.begin_us <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(merged[-1][1], span.end_us)
-        else:
-            merged.append((span.begin_us, span.end_us))
-    return merged
 
 
 Mark = Any

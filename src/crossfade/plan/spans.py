@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from crossfade.intervals import union_us
 from crossfade.types import DRIVER
 
 COMPUTE = "compute"
@@ -108,15 +109,6 @@ class Overlap:
 def covered_us(spans: Iterable[Span]) -> float:
     """The length of the union of the spans, in microseconds. O(n log n)."""
     return union_us((span.start_us, span.end_us) for span in spans)
-
-
-def union_us(intervals: Iterable[tuple[float, float]]) -> float:
-    """The length of the union of intervals, each a start and an end. O(n log n)."""
-    total_us, reached_us = 0.0, float("-inf")
-    for start_us, end_us in sorted(intervals):
-        total_us += max(0.0, end_us - max(start_us, reached_us))
-        reached_us = max(reached_us, end_us)
-    return total_us
 
 
 def lanes_of(spans: Iterable[Span]) -> list[tuple[str, str, list[Span]]]:

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from crossfade.intervals import union_us
 from crossfade.plan.actions import MAIN
 from crossfade.plan.plan import Plan
-from crossfade.plan.spans import COMPUTE, WAIT, Overlap, Span, union_us
+from crossfade.plan.spans import COMPUTE, WAIT, Overlap, Span
 from crossfade.plan.timeline import NOTHING, Timeline
 from crossfade.schedule.causes import LINK, Piece
 from crossfade.schedule.cost import CostModel

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from crossfade.intervals import merged, without
 from crossfade.profile.doctor.build import Traced
 from crossfade.profile.doctor.program import NOBODY
 from crossfade.profile.traces.events import ActivityKind
-from crossfade.profile.traces.overlap import merged, without
 from crossfade.profile.traces.roles import Role
 
 _LATE_US = 8.0  # more than this behind all known reasons is a reason of its own

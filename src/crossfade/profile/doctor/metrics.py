@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from crossfade.intervals import common_us, length_us, merged, union_us, without
 from crossfade.profile.doctor.build import Traced
 from crossfade.profile.doctor.program import NOBODY
 from crossfade.profile.traces.events import ActivityKind
-from crossfade.profile.traces.overlap import common_us, length_us, merged, without
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ def rank_metrics(traced: Traced) -> list[RankMetrics]:
                 length_us(communicate),
                 hidden,
                 length_us(communicate) - hidden,
-                length_us(merged(_waiting(traced, rank))),
+                union_us(_waiting(traced, rank)),
                 length_us(without(copies, busy)),
-                total - length_us(merged([*busy, *copies])),
+                total - union_us([*busy, *copies]),
                 slowed,
             )
         )
@@ -107,7 +107,7 @@ def collective_metrics(traced: Traced) -> list[CollectiveMetrics]:
     rows = []
     for key, by_rank in spans.items():
         num = sum(map(len, by_rank.values())) / len(by_rank)
-        total = sum(length_us(merged(found)) for found in by_rank.values()) / len(by_rank)
+        total = sum(union_us(found) for found in by_rank.values()) / len(by_rank)
         exposed = sum(length_us(without(merged(found), compute[rank])) for rank, found in by_rank.items()) / len(
             by_rank
         )

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from crossfade.intervals import merged
 from crossfade.profile.doctor.program import NOBODY, Rates
 from crossfade.profile.doctor.replay import speed_of_collective, speed_of_kernel
 from crossfade.profile.traces.events import ActivityKind
-from crossfade.profile.traces.overlap import merged
 
 # Where a trace does not have both: seen on two H200, NCCL with 24 blocks beside matrix products and elementwise kernels.
 _OTHER_COMPUTE = 0.8

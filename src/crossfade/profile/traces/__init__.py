@@ -14,7 +14,6 @@
     exact.py        the same where there is a record: which event, on which stream
     tensors.py      what makes the input of each collective, where a record has tensors
     steps.py        where steps begin
-    overlap.py      how much communication was hidden; timelines
 
 Importing this room does not import torch: a trace is read on any machine.
 """

@@ -15,9 +15,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 
+from crossfade.intervals import common_us, merged
 from crossfade.profile.traces.events import Activity, ActivityKind
 from crossfade.profile.traces.launches import HostOrder
-from crossfade.profile.traces.overlap import common_us, merged
 from crossfade.profile.traces.roles import Role
 
 DEFAULT_STREAM = 7  # as CUPTI numbers it

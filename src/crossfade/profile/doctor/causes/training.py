@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 
+from crossfade.intervals import merged
 from crossfade.profile.doctor.causes.streams import is_of_backward, message_bytes
 from crossfade.profile.doctor.changes import in_pieces, with_scaled_work, without_collectives, without_waits
 from crossfade.profile.doctor.program import NOBODY, Program
 from crossfade.profile.doctor.view import Cause, Finding, View, share
 from crossfade.profile.traces.events import ActivityKind
-from crossfade.profile.traces.overlap import merged
 from crossfade.profile.traces.roles import Role
 
 _LARGE_BUCKET_BYTES = 40 << 20  # torch's own are 25 MB

@@ -1,4 +1,4 @@
-"""How much communication a trace hides, and what is idle; the trace as a `Timeline`."""
+"""Stretches of time, each a start and an end in microseconds: their union, and what of one lies in another. O(n log n)."""
 
 from __future__ import annotations
 
@@ -37,6 +37,11 @@ def without(spans: Sequence[tuple[float, float]], others: Sequence[tuple[float, 
 def length_us(spans: Iterable[tuple[float, float]]) -> float:
     """How long merged spans are together."""
     return sum(end - start for start, end in spans)
+
+
+def union_us(spans: Iterable[tuple[float, float]]) -> float:
+    """For how long at least one of them runs."""
+    return length_us(merged(spans))
 
 
 def common_us(spans: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> float:
