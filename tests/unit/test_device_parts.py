@@ -11,6 +11,8 @@ import pytest
 from crossfade.device import borrowed, cuda, cuda_bindings
 from crossfade.device.capture import capture
 from crossfade.device.completion import CompletionMark
+from crossfade.device.driver import HOST
+from crossfade.device.host_driver import HostDriver
 from crossfade.device.memory import BLOCK_BYTES, OpenedMemory, Pool
 from crossfade.device.records import (
     Announced,
@@ -27,13 +29,14 @@ from crossfade.device.records import (
     pack,
     unpack,
 )
-from crossfade.device.signals import HostBoard
+from crossfade.device.signals import WORD_BYTES, HostBoard
 from crossfade.device.streams import Role, Streams
 from crossfade.engines import device_ends, devices
-from crossfade.engines.board import pushes
+from crossfade.engines.board import SIGNALS, pushes
 from crossfade.engines.device_ends import DeviceEnds
 from crossfade.errors import ChannelError, DeviceError, MissingDependency
 from crossfade.graph.nodes import InputNode, MultiOutputNode
+from crossfade.host.memory import Memory
 from crossfade.plan.plan import Plan
 from crossfade.testing.fake import Fault
 from crossfade.topology import LinkKind
@@ -362,3 +365,18 @@ def test_copies_over_anything_but_nvlink_are_refused(
             assert "\nhint: 'staged' goes through the host" in str(caught.value)
     with pytest.raises(Opened):  # C pushes nothing
         DeviceEnds(plan, "C", {}, devices, {}, lambda delay_s: None)
+
+
+def test_boards_are_closed_where_the_streams_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(ends: Any) -> None:
+        raise Opened
+
+    monkeypatch.setattr(DeviceEnds, "_make_streams", refuse)
+    driver = HostDriver(1.0)
+    devices: Any = SimpleNamespace(homes=[SimpleNamespace(device=HOST, is_host=True, driver=driver)])
+    memory = Memory.create("signals", WORD_BYTES)
+    with pytest.raises(Opened):
+        DeviceEnds(
+            fan_out({"A": (), "B": (), "C": ()}, "copy"), "A", {SIGNALS: memory}, devices, {}, lambda delay_s: None
+        )
+    assert driver.ledger.held() == []

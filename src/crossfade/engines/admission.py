@@ -13,7 +13,7 @@ import struct
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from crossfade.errors import ActorStartError
 from crossfade.host.frames import FrameError
@@ -52,16 +52,15 @@ class Admission:
 
     def __init__(self, key: bytes) -> None:
         self._key = key
-        self._folder = tempfile.mkdtemp(prefix="crossfade-")
-        self.path = os.path.join(self._folder, "door")
-        try:
-            self._listening = socket.socket(socket.AF_UNIX)
+        with ExitStack() as undo:
+            folder = tempfile.mkdtemp(prefix="crossfade-")
+            undo.callback(shutil.rmtree, folder, ignore_errors=True)
+            self.path = os.path.join(folder, "door")
+            self._listening = undo.enter_context(socket.socket(socket.AF_UNIX))
             self._listening.bind(self.path)
             self._listening.listen()
             self._listening.settimeout(_LOOK_S)
-        except BaseException:
-            self.close()
-            raise
+            self._undo = undo.pop_all()
 
     def __enter__(self) -> Admission:
         return self
@@ -71,8 +70,7 @@ class Admission:
 
     def close(self) -> None:
         """Nobody is admitted any more."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._listening.close()
+        self._undo.close()
 
     def admit(
         self,

@@ -77,7 +77,7 @@ class DeviceEnds:
                 self._open_boards(shared[SIGNALS])
             self._make_streams()
         except BaseException:
-            self._close_memories()
+            self._close_boards()
             raise
         before = upstream(plan, party, is_on_devices)
         # Those whose tensors may reach this party.
@@ -111,7 +111,10 @@ class DeviceEnds:
             for home in self._homes:
                 make_streams(home)
 
-    def _close_memories(self) -> None:
+    def _close_boards(self) -> None:
+        """Closes them, and the plan's memory, of which they are views."""
+        for board in self._boards.values():
+            board.close()
         for memory in self._shared.values():
             memory.close()
 
@@ -350,9 +353,7 @@ class DeviceEnds:
         self.alive.close()
         for _, end in self._ends():
             end.carrier.release()
-        for board in self._boards.values():
-            board.close()
-        self._close_memories()
+        self._close_boards()
 
     def signals(self, peer: str) -> list[Releasable]:
         """What a peer sets and streams of this process may wait for. Any thread may ask."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ class Told:
     message: Callable[[FarProcess, Any], None]  # an actor has said this
     end: Callable[[FarProcess], None]  # an actor's fate is over
     lost: Callable[[FarHost], None]  # the host is
+    ending: threading.RLock  # held meanwhile: what is heard may bury an actor
 
 
 class FarHost:
@@ -112,18 +114,19 @@ class FarHost:
             self._converse()
 
     def _converse(self) -> None:
-        try:
-            if self.connection.has_unsent:
-                self.connection.flush()
-                self._watch_room()
-            while (message := self.connection.peek()) is not None:
-                self._heard(pickle.loads(message.payload))
-                self.connection.drop(message)
-        except (FrameError, OSError) as error:
-            self._lose(str(error))
-            return
-        if self.connection.is_closed:
-            self._lose("the connection to its agent is lost")
+        with self._told.ending:  # one thread at a time, or both would hear the same message
+            try:
+                if self.connection.has_unsent:
+                    self.connection.flush()
+                    self._watch_room()
+                while (message := self.connection.peek()) is not None:
+                    self._heard(pickle.loads(message.payload))
+                    self.connection.drop(message)
+            except (FrameError, OSError) as error:
+                self._lose(str(error))
+                return
+            if self.connection.is_closed:
+                self._lose("the connection to its agent is lost")
 
     def _heard(self, message: Any) -> None:
         match message:

@@ -159,6 +159,7 @@ class RayEngine(LocalEngine):
         self._asked: queue.SimpleQueue[tuple[_Launched, Any] | None] = (
             queue.SimpleQueue()
         )  # that Ray has placed, or not
+        self._restarting = threading.RLock()
         self._names: dict[str, str] = {}  # of actors of the user's, by their ids in Ray
         self._own = _where(self)
         self._hosts = {self._own.node: self._own.address}  # names of hosts, by Ray's ids of their nodes
@@ -261,7 +262,7 @@ class RayEngine(LocalEngine):
         key = new_key()
         agent, port = _start_agent(where, key)
         stream = meet(where.address, port, key, DRIVER, _ADMISSION_S)
-        told = Told(processes.took, processes.ended, self._lost)
+        told = Told(processes.took, processes.ended, self._lost, processes.ending)
         host = FarHost(name, stream, key, processes.doorbell, told)
         self._agents[name] = agent
         host.align_clocks()
@@ -284,9 +285,15 @@ class RayEngine(LocalEngine):
         if launched is None:
             return
         launched.has_come.wait()
-        if launched.error is None and launched.can_restart and self.processes.has_ended(actor):
-            self._launch(launched)
-            launched.has_come.wait()
+        with self._restarting:  # of several threads that find it ended, one asks for it
+            if (
+                launched.has_come.is_set()
+                and launched.can_restart
+                and launched.error is None
+                and self.processes.has_ended(actor)
+            ):
+                self._launch(launched)
+        launched.has_come.wait()
         if launched.error is not None:
             raise _start_error(launched) from launched.error
 
