@@ -295,6 +295,16 @@ def test_a_record_comes_back_from_its_bytes(record: Record) -> None:
             unpack(wrong)
 
 
+def test_a_long_reason_is_cut() -> None:
+    reason = "ein größerer Speicher " * 10
+    data = pack(Refused(1 << 40, reason))
+    assert len(data) <= 100
+    cut = unpack(data)
+    assert isinstance(cut, Refused)
+    assert len(cut.reason) > 70
+    assert reason.startswith(cut.reason)
+
+
 def test_what_others_enqueue_is_none_of_it(driver: RunningDriver, board: HostBoard) -> None:
     """Whether or not somebody asked before its own work was over."""
     own, others, stream = board.counter(0, "own"), board.counter(1, "others"), driver.create_stream("shared")
