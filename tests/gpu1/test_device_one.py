@@ -33,16 +33,14 @@ def driver() -> CudaDriver:
     return CudaDriver(0)
 
 
-def test_a_block_is_reused_and_freed_with_its_last_user(driver: CudaDriver) -> None:
+def test_a_block_is_reused_and_freed_with_its_user(driver: CudaDriver) -> None:
     pool = Pool(driver)
     block = pool.take(1000, "a", "first")
-    block.use("second")
-    block.drop("first")
-    with pytest.raises(DeviceError, match="second"):
+    with pytest.raises(DeviceError, match="first"):
         pool.close()
-    block.drop("second")
-    assert pool.take(1000, "b", "third") is block
-    block.drop("third")
+    block.drop()
+    assert pool.take(1000, "b", "second") is block
+    block.drop()
     pool.close()
     assert driver.ledger.held() == []
 
@@ -87,7 +85,7 @@ def test_a_tensor_lies_in_the_memory_and_keeps_it(driver: CudaDriver, dtype: Any
     assert part.abs().to(torch.float32).sum().item() == 2
     del part
     assert Keep.dropped == 1
-    block.drop("test")
+    block.drop()
     pool.close()
 
 
@@ -166,7 +164,7 @@ def test_a_capture_of_copies_and_signals_replays(driver: CudaDriver) -> None:
         driver.destroy_stream(stream)
     board.close()
     memory.close()
-    block.drop("test")
+    block.drop()
     del target
     pool.close()
     assert driver.ledger.held() == []

@@ -292,7 +292,7 @@ def captured_receives(peers: dict[int, Peer], device: int, other: int, num_repla
     peer.meet()
     graph.reset()
     board.close()
-    block.drop("test")
+    block.drop()
     pool.close()
     streams.close()
     return {"num_wrong": num_wrong, "num_due": num_due, "held": driver.ledger.held(), "launches_us": launches_us}

@@ -1,4 +1,4 @@
-"""Device memory that other processes open: a pool of plain allocations, each freed with its last user on either side.
+"""Device memory that other processes open: a pool of plain allocations.
 
 The caching allocator's memory cannot be exported where it uses expandable segments, so what crosses processes lives here. The side
 that opens memory does so in the context of its *own* device and copies from there: in the context of the owner's device a copy
@@ -22,14 +22,13 @@ BLOCK_BYTES = 2 << 20
 
 
 class Block:
-    """A piece of a pool. It returns to the pool when its last user releases it."""
+    """A piece of a pool."""
 
-    def __init__(self, pool: Pool, address: int, size_bytes: int, label: str) -> None:
+    def __init__(self, pool: Pool, address: int, size_bytes: int) -> None:
         self.address = address
         self.size_bytes = size_bytes  # a multiple of `BLOCK_BYTES`
-        self.label = label
+        self.label = self.user = ""  # for errors
         self._pool = pool
-        self._users: dict[str, int] = {}
         self._handle: bytes | None = None
 
     @property
@@ -39,23 +38,9 @@ class Block:
             self._handle = self._pool.driver.export(self.address)
         return self._handle
 
-    @property
-    def users(self) -> list[str]:
-        return list(self._users)
-
-    def use(self, user: str) -> None:
-        """Adds a user. One name may be added several times."""
-        self._users[user] = self._users.get(user, 0) + 1
-
-    def drop(self, user: str) -> None:
-        """Takes a user away; with the last one the block is free. All operations of that user must have finished."""
-        left = self._users[user] - 1
-        if left:
-            self._users[user] = left
-            return
-        del self._users[user]
-        if not self._users:
-            self._pool._take_back(self)
+    def drop(self) -> None:
+        """It returns to the pool. All operations of its user must have finished."""
+        self._pool._take_back(self)
 
 
 class Pool:
@@ -83,7 +68,7 @@ class Pool:
         return sum(size_bytes * len(blocks) for size_bytes, blocks in self._idle.items())
 
     def take(self, size_bytes: int, label: str, user: str, *, gives_back: bool = True) -> Block:
-        """A block of at least ``size_bytes``, with its first user. Raises a `DeviceError` if there is no memory for it.
+        """A block of at least ``size_bytes``. Raises a `DeviceError` if there is no memory for it.
 
         Before that, memory that nobody uses is given back, here and then by `reclaim`; not so for a block that is only a wish
         (``gives_back`` is False). That may wait for all streams of the device, which may wait for others; but whatever these wait
@@ -92,12 +77,8 @@ class Pool:
         size_bytes = align(max(size_bytes, 1), BLOCK_BYTES)
         with self._lock:
             idle = self._idle.get(size_bytes)
-            if idle:
-                block = idle.pop()
-                block.label = label
-            else:
-                block = Block(self, self._allocate(size_bytes, label, gives_back), size_bytes, label)
-            block.use(user)
+            block = idle.pop() if idle else Block(self, self._allocate(size_bytes, label, gives_back), size_bytes)
+            block.label, block.user = label, user
             self._used.add(block)
         return block
 
@@ -129,30 +110,21 @@ class Pool:
         """Gives everything back. Raises a `DeviceError` that names the users if a block is still in use."""
         self.trim()
         if self._used:
-            users = "; ".join(f"{block.label}: {', '.join(block.users)}" for block in self._used)
+            users = "; ".join(f"{block.label}: {block.user}" for block in self._used)
             raise DeviceError(f"exported memory is still in use: {users}", hint="drop the tensors that lie in it")
 
 
 class OpenedMemory:
-    """Another process's block, opened in the context of this process's device. Closed with its last user."""
+    """Another process's block, opened in the context of this process's device."""
 
     def __init__(self, driver: DeviceMemory, handle: bytes, size_bytes: int, label: str) -> None:
         self._driver = driver
-        self.label = label
         self.size_bytes = size_bytes
         self.address = driver.open_handle(handle, label)
-        self._num_users = 1
-
-    def use(self) -> OpenedMemory:
-        """Adds a user, which calls `close` as well. Raises a `DeviceError` if it is closed."""
-        if not self._num_users:
-            raise DeviceError(f"{self.label} is closed", hint="take it before its last user releases it")
-        self._num_users += 1
-        return self
+        self._is_closed = False
 
     def close(self) -> None:
-        """One user releases it; this process's operations on it must have finished. After the last, nothing happens."""
-        if self._num_users:
-            self._num_users -= 1
-            if not self._num_users:
-                self._driver.close_handle(self.address)
+        """This process's operations on it must have finished. Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._driver.close_handle(self.address)

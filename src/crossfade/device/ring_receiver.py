@@ -170,8 +170,8 @@ class RingReceiver:
             return False
         slot_bytes = align(max(slot_bytes, 1), _SLOT_ALIGN_BYTES)
         generation = self._num_generations
-        size_bytes, user = slot_bytes * self._num_slots, self._user(generation)
-        block = self._pool.take(size_bytes, f"slots of {self.label}", user, gives_back=gives_back)
+        user = f"{self.label} (generation {generation})"
+        block = self._pool.take(slot_bytes * self._num_slots, f"slots of {self.label}", user, gives_back=gives_back)
         try:
             offer = Offer(generation, group, self._num_slots, slot_bytes, block.handle)
             slots = _LeasedSlots(offer, block, self._board, self.label)
@@ -180,15 +180,12 @@ class RingReceiver:
             for k, address in enumerate(slots.addresses):
                 self.driver.name_range(address, slot_bytes, f"slot {k} of {self.label}")
         except DeviceError:
-            block.drop(user)
+            block.drop()
             raise
         self._generations[generation] = slots
         self._num_generations += 1
         self._tell(offer)
         return True
-
-    def _user(self, generation: int) -> str:
-        return f"{self.label} (generation {generation})"
 
     def on_record(self, record: Record) -> None:
         """A record of the sender's arrived that is no value: `Wanted`, `Retired` or `Finished`."""
@@ -312,7 +309,7 @@ class RingReceiver:
                 if is_unused:
                     del self._generations[generation]
             if is_unused:
-                slots.block.drop(self._user(generation))
+                slots.block.drop()
         if self._wanted_bytes and self._ended is None and not self.is_finished:
             self._offer_wanted(self._wanted_bytes)
         if self._ended is not None and not self._generations:
