@@ -7,7 +7,6 @@ unknown. The next step starts new ones. However the calibration ends, by Ctrl-C 
 from __future__ import annotations
 
 import os
-import selectors
 import shutil
 import socket
 import subprocess
@@ -17,6 +16,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 from mmap import mmap
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -117,7 +117,7 @@ class Processes:
 
     def _send(self, rank: int, **message: Any) -> None:
         with suppress(OSError):  # a rank that has died is found out by its silence
-            self._ranks[rank].line.send(**message)
+            self._ranks[rank].line.tell(**message)
 
     def _collect(self, ranks: list[int], limit_s: float, what: str) -> Any:
         """Goes through meetings until all ranks are done; gives what the first one returned."""
@@ -138,27 +138,18 @@ class Processes:
     def _answers(self, ranks: list[int], deadline: float, too_late: str) -> dict[int, dict[str, Any]]:
         """One message of each rank."""
         answers: dict[int, dict[str, Any]] = {}
-        with selectors.DefaultSelector() as selector:
-            for rank in ranks:
-                selector.register(self._ranks[rank].line, selectors.EVENT_READ, rank)
-            while len(answers) < len(ranks):
-                ready = selector.select(max(0.0, deadline - time.monotonic()))
-                if not ready:
-                    missing = ", ".join(str(rank) for rank in ranks if rank not in answers)
-                    raise StepFailed(f"{too_late}: waited for GPU {missing}")
-                for key, _ in ready:
-                    answer = self._answer(key.data)
-                    if answer is not None:
-                        answers[key.data] = answer
-                        selector.unregister(key.fileobj)
+        missing = list(ranks)
+        while missing:
+            ready = wait([self._ranks[rank].line.fileno() for rank in missing], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise StepFailed(f"{too_late}: waited for GPU {', '.join(map(str, missing))}")
+            answers |= {rank: self._answer(rank) for rank in missing if self._ranks[rank].line.fileno() in ready}
+            missing = [rank for rank in missing if rank not in answers]
         return answers
 
-    def _answer(self, rank: int) -> dict[str, Any] | None:
+    def _answer(self, rank: int) -> dict[str, Any]:
         process = self._ranks[rank]
-        is_open = process.line.fill()
-        message = process.line.take()
-        if message is None and is_open:
-            return None
+        message = process.line.hear()
         if message is None:
             raise StepFailed(f"the process of GPU {rank} ended: {process.describe_end()}")
         if "failed" in message:
@@ -217,7 +208,7 @@ class _Process:
             os.close(life_read)
             if path is not None:
                 path.close()
-        self.line = Line(mine)
+        self.line = Line(mine.detach())
 
     def hang_up(self) -> None:
         self.line.close()

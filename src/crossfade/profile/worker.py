@@ -12,7 +12,6 @@ the end of the line                        nothing: it ends
 from __future__ import annotations
 
 import signal
-import socket
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -46,13 +45,13 @@ def main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches who started this, and that ends it
     line_fd, lifeline, *shared = fds
     die_on_hangup(lifeline)
-    line = Line(socket.socket(fileno=line_fd))
+    line = Line(line_fd)
     try:
         context = Context((make_bench or gpu_bench)(rank), rank, num_ranks, [Memory(fd) for fd in shared])
     except Exception as error:
-        line.send(failed=_headline(error))
+        line.tell(failed=_headline(error))
         return
-    line.send(done=None)
+    line.tell(done=None)
     serve(line, context, measures)
 
 
@@ -65,15 +64,15 @@ def gpu_bench(device: int) -> Bench:
 
 def serve(line: Line, context: Context, measures: Mapping[str, Measure]) -> None:
     """Runs steps until the line ends, or one fails: what a failed one has left on the device is not worth saving."""
-    while (message := line.receive()) is not None:
+    while (message := line.hear()) is not None:
         context.num_meetings = message["num_meetings"]
         step = msgspec.convert(message["step"], Step)
         try:
             result = _run(line, context, measures[step.measure], step)
         except Exception as error:
-            line.send(failed=_headline(error))
+            line.tell(failed=_headline(error))
             return
-        line.send(done=result)
+        line.tell(done=result)
 
 
 def _headline(error: Exception) -> str:
@@ -86,8 +85,8 @@ def _run(line: Line, context: Context, measure: Measure, step: Step) -> Any:
     try:
         said = next(running)
         while True:
-            line.send(say=said)
-            message = line.receive()
+            line.tell(say=said)
+            message = line.hear()
             if message is None:
                 raise EOFError("the calibration has ended")
             context.num_meetings += 1
