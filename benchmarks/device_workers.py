@@ -18,9 +18,10 @@ from crossfade.device.memory import OpenedMemory, Pool
 from crossfade.device.records import Enqueued
 from crossfade.device.signals import HostBoard, Signal
 from crossfade.device.streams import Role, Streams
-from crossfade.device.tensors import TensorReceiver, TensorSender, load_kernels
+from crossfade.device.tensors import load_kernels
 from tests.helpers.device_cases import open_receiver, open_sender, wait_idle
 from tests.helpers.device_pair import Peer
+from tests.helpers.ring_tensors import TensorReceiver, TensorSender
 
 MB = 1 << 20
 NUM_GEMMS = 10

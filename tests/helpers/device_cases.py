@@ -18,8 +18,9 @@ from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import WORD_BYTES, HostBoard
 from crossfade.device.staged import StagedLayout, StagedReceiver, StagedSender, StagedStreams
 from crossfade.device.streams import Role, Streams
-from crossfade.device.tensors import TensorReceiver, TensorSender, load_kernels
+from crossfade.device.tensors import load_kernels
 from tests.helpers.device_pair import Peer
+from tests.helpers.ring_tensors import TensorReceiver, TensorSender
 
 
 def start(device: int) -> tuple[CudaDriver, Streams]:

@@ -19,11 +19,11 @@ from crossfade.device.records import Enqueued
 from crossfade.device.ring_receiver import RingReceiver
 from crossfade.device.signals import HostBoard
 from crossfade.device.streams import Streams
-from crossfade.device.tensors import TensorReceiver, TensorSender
 from crossfade.device.watchdog import DeathReport, Watchdog
 from crossfade.host.processes import Alive, open_pidfd
 from tests.helpers.device_cases import open_receiver, open_sender, start, value, wait_idle
 from tests.helpers.device_pair import Peer, die, run_workers
+from tests.helpers.ring_tensors import TensorReceiver, TensorSender
 
 NUM_WORDS = 4 << 20
 NUM_SLOTS = 2

@@ -18,12 +18,12 @@ from crossfade.device.cuda import CudaDriver
 from crossfade.device.records import Enqueued
 from crossfade.device.ring_receiver import RingReceiver
 from crossfade.device.ring_sender import RingSender
-from crossfade.device.tensors import TensorReceiver, TensorSender
 from crossfade.device.watchdog import DeathReport, Watchdog
 from crossfade.errors import ChannelBroken
 from crossfade.host.processes import await_end, open_pidfd
 from tests.helpers.device_cases import open_receiver, open_sender, start, value, wait_idle
 from tests.helpers.device_pair import Peer, die
+from tests.helpers.ring_tensors import TensorReceiver, TensorSender
 
 SLEEP_CYCLES = 8_000_000_000  # some seconds
 LINK_BYTES = 256 << 20  # 0.7 ms over NVLink
