@@ -7,14 +7,13 @@ microseconds.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
-from crossfade.hints import nearest
+from crossfade.figures import arguments_of, check_figure, check_whole
 
 __all__ = [
     "Cluster",
@@ -26,7 +25,6 @@ __all__ = [
     "Placement",
     "Places",
     "Rule",
-    "check_figure",
     "groups_from_data",
     "placement_from_data",
 ]
@@ -44,20 +42,6 @@ class Places:
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
 _HINT = "docs/clusters.md describes the file of a cluster"
-
-_Data = TypeVar("_Data", bound="GpuLink | Network | HostGroup | Placement")
-
-
-def check_figure(name: str, figure: object, least: float = 0.0) -> None:
-    """Refuses what is no finite number of at least ``least`` (ValueError)."""
-    if isinstance(figure, bool) or not isinstance(figure, int | float) or not math.isfinite(figure) or figure < least:
-        least_text = f"at least {least:g}" if least >= 1 else "not negative" if least == 0 else "more than 0"
-        raise ValueError(f"{name} is {figure!r}\nhint: figures are finite and {least_text}")
-
-
-def _check_whole(name: str, number: object, least: int) -> None:
-    if isinstance(number, bool) or not isinstance(number, int) or number < least:
-        raise ValueError(f"{name} is {number!r}\nhint: it is a whole number of at least {least}")
 
 
 class LinkKind(StrEnum):
@@ -108,7 +92,7 @@ class Network:
     def __post_init__(self) -> None:
         check_figure("Network.gbs", self.gbs, 1e-9)
         check_figure("Network.latency_us", self.latency_us)
-        _check_whole("Network.num_nics", self.num_nics, 1)
+        check_whole("Network.num_nics", self.num_nics, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +107,9 @@ class HostGroup:
     name: str = "host"  # the hosts are called host0, host1, ...
 
     def __post_init__(self) -> None:
-        _check_whole("HostGroup.num", self.num, 1)
-        _check_whole("HostGroup.num_cores", self.num_cores, 1)
-        _check_whole("HostGroup.num_gpus", self.num_gpus, 0)
+        check_whole("HostGroup.num", self.num, 1)
+        check_whole("HostGroup.num_cores", self.num_cores, 1)
+        check_whole("HostGroup.num_gpus", self.num_gpus, 0)
         name: object = self.name  # as a file has it
         if not (isinstance(name, str) and _NAME.match(name)):
             raise ValueError(f"HostGroup.name is {self.name!r}\nhint: letters of ASCII, digits, _ and -, such as node")
@@ -209,7 +193,7 @@ def placement_from_data(data: Any) -> Placement:
     """Reads the placement of a file: an object, or the name of a rule."""
     if isinstance(data, str):
         data = {"rule": data}
-    figures = _figures(Placement, data, "placement")
+    figures = arguments_of(Placement, data, "placement", _HINT)
     if "rule" in figures:
         figures["rule"] = _member(Rule, figures["rule"], "placement.rule")
     if not isinstance(figures.get("hosts", {}), dict):
@@ -218,11 +202,11 @@ def placement_from_data(data: Any) -> Placement:
 
 
 def _group(data: Any, where: str) -> HostGroup:
-    figures = _figures(HostGroup, data, where)
-    figures["network"] = Network(**_figures(Network, figures["network"], f"{where}.network"))
+    figures = arguments_of(HostGroup, data, where, _HINT)
+    figures["network"] = Network(**arguments_of(Network, figures["network"], f"{where}.network", _HINT))
     link = figures.get("gpu_link")
     if link is not None:
-        of_link = _figures(GpuLink, link, f"{where}.gpu_link")
+        of_link = arguments_of(GpuLink, link, f"{where}.gpu_link", _HINT)
         if "kind" in of_link:
             of_link["kind"] = _member(LinkKind, of_link["kind"], f"{where}.gpu_link.kind")
         figures["gpu_link"] = GpuLink(**of_link)
@@ -233,24 +217,3 @@ def _member(kind: type[LinkKind] | type[Rule], value: Any, where: str) -> Any:
     if value not in [str(each) for each in kind]:
         raise ValueError(f"{where} is {value!r}\nhint: one of {', '.join(kind)}")
     return kind(value)
-
-
-def _figures(kind: type[_Data], data: Any, where: str) -> dict[str, Any]:
-    """An object of the file as keyword arguments of its class, checked for its names."""
-    if not isinstance(data, dict):
-        raise ValueError(f"{where} is {data!r}\nhint: it is an object; {_HINT}")
-    items = fields(kind)
-    names = [item.name for item in items]
-    for name in data:
-        if name not in names:
-            hint = nearest(name, names, f"it has {', '.join(names)}")
-            raise ValueError(f"{where} has {name!r}, which means nothing there\nhint: {hint}")
-    needed = [item.name for item in items if _is_needed(item)]
-    missing = [name for name in needed if name not in data]
-    if missing:
-        raise ValueError(f"{where} has no {missing[0]!r}\nhint: it needs {', '.join(needed)}; {_HINT}")
-    return dict(data)
-
-
-def _is_needed(item: Field[Any]) -> bool:
-    return item.default is MISSING and item.default_factory is MISSING

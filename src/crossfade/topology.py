@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from crossfade.cluster import Cluster, HostGroup, LinkKind, Placement, groups_from_data, placement_from_data
-from crossfade.cluster import check_figure as _check
+from crossfade.figures import check_figure, parsed
 from crossfade.files import cache_folder, replace_file
 from crossfade.hints import nearest
 
@@ -47,8 +47,11 @@ _ENDLESS_BYTES = 1 << 50
 _Part = TypeVar("_Part")
 
 
+_NEW_ONE = "write a new one with `crossfade topology`"
+
+
 def _no_topology(reason: str) -> ValueError:
-    return ValueError(f"this is no topology: {reason}\nhint: write a new one with `crossfade topology`")
+    return ValueError(f"this is no topology: {reason}\nhint: {_NEW_ONE}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +73,8 @@ class Rate:
     duration_us: float
 
     def __post_init__(self) -> None:
-        _check("Rate.size_bytes", self.size_bytes, 1)
-        _check("Rate.duration_us", self.duration_us, 1e-9)
+        check_figure("Rate.size_bytes", self.size_bytes, 1)
+        check_figure("Rate.duration_us", self.duration_us, 1e-9)
 
     @property
     def rate_gbs(self) -> float:
@@ -93,7 +96,7 @@ class Link:
 
     def __post_init__(self) -> None:
         if self.signal_us is not None:
-            _check("Link.signal_us", self.signal_us)
+            check_figure("Link.signal_us", self.signal_us)
 
     @property
     def transports(self) -> tuple[str, ...]:
@@ -131,8 +134,8 @@ class Slowdown:
     computation: float  # factor on the work
 
     def __post_init__(self) -> None:
-        _check("Slowdown.communication", self.communication)
-        _check("Slowdown.computation", self.computation)
+        check_figure("Slowdown.communication", self.communication)
+        check_figure("Slowdown.computation", self.computation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +148,8 @@ class Crowd:
     duration_us: float  # until the last one is done
 
     def __post_init__(self) -> None:
-        _check("Crowd.size_bytes", self.size_bytes)
-        _check("Crowd.duration_us", self.duration_us, 1e-9)
+        check_figure("Crowd.size_bytes", self.size_bytes)
+        check_figure("Crowd.duration_us", self.duration_us, 1e-9)
 
     @property
     def rate_gbs(self) -> float:
@@ -173,7 +176,7 @@ class Launch:
     duration_us: float  # of the host's time
 
     def __post_init__(self) -> None:
-        _check("Launch.duration_us", self.duration_us)
+        check_figure("Launch.duration_us", self.duration_us)
 
 
 @dataclass(frozen=True)
@@ -260,11 +263,7 @@ class Topology:
     @classmethod
     def from_json(cls, text: str) -> Topology:
         """Reads what `to_json` wrote, or what a person wrote of a cluster."""
-        try:
-            data = json.loads(text)
-        except RecursionError as error:
-            raise _no_topology(repr(error)) from None
-        return cls.from_data(data)
+        return cls.from_data(parsed(text, "topology", _NEW_ONE))
 
     @classmethod
     def from_data(cls, data: Any) -> Topology:
@@ -353,7 +352,7 @@ def _check_text(name: str, value: object) -> None:
 
 
 def _check_whole(name: str, value: object) -> None:
-    _check(name, value)
+    check_figure(name, value)
     if not isinstance(value, int):
         raise _no_topology(f"{name} is {value!r}, which is no whole number")
 

@@ -65,7 +65,7 @@ def test_figures_that_are_left_out_keep_their_defaults() -> None:
     [
         ("{", "this is no cost model"),
         ("[1]", r"CostModel is \[1\]"),
-        ('{"hopp_us": 1}', "no figure 'hopp_us'"),
+        ('{"hopp_us": 1}', "CostModel has 'hopp_us', which means nothing there"),
         ('{"hop_us": "1"}', "CostModel.hop_us is '1'"),
         ('{"hop_us": true}', "CostModel.hop_us is True"),
         ('{"hop_us": -1}', "CostModel.hop_us is -1"),
@@ -75,7 +75,7 @@ def test_figures_that_are_left_out_keep_their_defaults() -> None:
         ('{"gbs": 0}', "CostModel.gbs is 0"),
         ('{"slowdown": 2}', "CostModel.slowdown is 2"),
         ('{"slowdown": {"compute": 0.9}}', "Slowdown.compute is 0.9"),
-        ('{"slowdown": {"computing": 2}}', "CostModel.slowdown has no figure 'computing'"),
+        ('{"slowdown": {"computing": 2}}', "CostModel.slowdown has 'computing'"),
     ],
 )
 def test_what_is_no_cost_model_is_refused_with_a_hint(text: str, complaint: str) -> None:
@@ -163,7 +163,7 @@ def test_synchronous_methods_are_several_names() -> None:
     ],
 )
 def test_impossible_workloads_are_refused(build: Callable[[], Workload]) -> None:
-    with pytest.raises(ValueError, match="hint: it is finite and not negative"):
+    with pytest.raises(ValueError, match="hint: figures are finite and not negative"):
         build()
 
 
@@ -257,11 +257,11 @@ def test_it_comes_back_from_json() -> None:
     ("text", "said"),
     [
         ("[", "this is no workload: Expecting value"),
-        ("[]", r"this is no workload, but \[\]\nhint: for example"),
+        ("[]", r"the workload is \[\]\nhint: it is an object; for example"),
         ('{"compute": {}}', "has 'compute', which means nothing there\nhint: did you mean 'compute_us'"),
         ('{"compute_us": 3}', "compute_us of the workload is 3"),
-        ('{"compute_us": {"f": "3"}}', "compute_us of the workload is {'f': '3'}"),
-        ('{"default_value_bytes": true}', "default_value_bytes of the workload is True"),
+        ('{"compute_us": {"f": "3"}}', "the time of f is '3'"),
+        ('{"default_value_bytes": true}', "the size of default_value_bytes is True"),
         ('{"synchronous": "f"}', "synchronous of the workload is 'f'"),
         (json.dumps({"compute_us": {"f": -1}}), "the time of f is -1"),
     ],

@@ -7,12 +7,10 @@ defaults are those of a virtual machine with two cores; calibration replaces the
 from __future__ import annotations
 
 import json
-import math
-import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
 
+from crossfade.figures import arguments_of, check_figure, check_whole, parsed
 from crossfade.schedule import links
 from crossfade.topology import Topology
 from crossfade.types import CollectiveKind, Transport
@@ -23,6 +21,7 @@ LARGE_BYTES = 1_000
 """About the largest value that fits into a record of a ring."""
 _PARTS = ("slowdown", "topology")
 """Fields of a cost model that are no figures."""
+_HINT = "CostModel.to_json() gives one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +39,7 @@ class Slowdown:
 
     def __post_init__(self) -> None:
         for name, factor in asdict(self).items():
-            if not (math.isfinite(factor) and factor >= 1.0):
-                raise ValueError(f"Slowdown.{name} is {factor!r}\nhint: a slowdown is a finite factor of at least 1.0")
+            check_figure(f"Slowdown.{name}", factor, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +133,11 @@ class CostModel:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            figure = getattr(self, item.name)
-            if item.name not in _PARTS and not (math.isfinite(figure) and figure >= 0):
-                raise ValueError(f"CostModel.{item.name} is {figure!r}\nhint: costs are finite and not negative")
-            if item.name.endswith("gbs") and figure == 0:
-                raise ValueError(f"CostModel.{item.name} is 0: nothing would ever arrive\nhint: give GB/s, such as 2.5")
-        if self.num_cores < 1:
-            raise ValueError(f"CostModel.num_cores is {self.num_cores}\nhint: a host has at least one core")
+            if item.name == "num_cores":
+                check_whole("CostModel.num_cores", self.num_cores, 1)
+            elif item.name not in _PARTS:
+                least = 1e-9 if item.name.endswith("gbs") else 0.0
+                check_figure(f"CostModel.{item.name}", getattr(self, item.name), least)
 
     def write_time_us(self, size_bytes: int) -> float:
         """Time that the writer spends on putting a value of that size into a ring."""
@@ -242,13 +238,11 @@ class CostModel:
         Raises:
             ValueError: the text is no JSON object, or has a name or a kind of figure that is not known.
         """
-        figures = _figures_of(cls, "CostModel", _parse(text))
+        figures = arguments_of(cls, parsed(text, "cost model", _HINT), "CostModel", _HINT)
         if "slowdown" in figures:
-            figures["slowdown"] = Slowdown(**_figures_of(Slowdown, "CostModel.slowdown", figures["slowdown"]))
+            figures["slowdown"] = Slowdown(**arguments_of(Slowdown, figures["slowdown"], "CostModel.slowdown", _HINT))
         if "topology" in figures:
             figures["topology"] = Topology.from_data(figures["topology"])
-        if not isinstance(figures.get("num_cores", 1), int):
-            raise ValueError(f"CostModel.num_cores is {figures['num_cores']!r}\nhint: it is a whole number")
         return cls(**figures)
 
 
@@ -256,25 +250,3 @@ def ring_share(kind: CollectiveKind, num_parties: int) -> float:
     """How often each party sends what it brings, by ring algorithms."""
     shares = {CollectiveKind.ALLGATHER: num_parties - 1.0, CollectiveKind.BROADCAST: 1.0}
     return shares.get(kind, 2 * (num_parties - 1) / num_parties)
-
-
-def _parse(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"this is no cost model: {error}\nhint: give what CostModel.to_json() gave") from error
-
-
-def _figures_of(kind: type[CostModel] | type[Slowdown], where: str, found: object) -> dict[str, Any]:
-    """``found`` as keyword arguments of ``kind``, checked for names and for being numbers."""
-    if not isinstance(found, dict):
-        raise ValueError(f"{where} is {found!r}\nhint: it is an object with a figure per name")
-    names = [item.name for item in fields(kind)]
-    for name, figure in found.items():
-        if name not in names:
-            raise ValueError(f"{where} has no figure {name!r}\nhint: the names are {', '.join(names)}")
-        if name not in _PARTS and (isinstance(figure, bool) or not isinstance(figure, (int, float))):
-            raise ValueError(f"{where}.{name} is {figure!r}\nhint: it is a number")
-        if isinstance(figure, int) and abs(figure) > sys.float_info.max:
-            raise ValueError(f"{where}.{name} is too large a number\nhint: costs are finite and not negative")
-    return dict(found)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from statistics import median
 from typing import Any
 
+from crossfade.figures import arguments_of, check_figure, parsed
 from crossfade.hints import nearest
 from crossfade.plan.actions import MAIN, Verb
 from crossfade.plan.plan import NodeSpec, Plan
@@ -56,8 +56,7 @@ class Workload:
         sizes: dict[str, float] = {**self.value_bytes, "default_value_bytes": self.default_value_bytes}
         for what, figures in (("time", times), ("device time", self.device_us), ("size", sizes)):
             for name, figure in figures.items():
-                if not (math.isfinite(figure) and figure >= 0):
-                    raise ValueError(f"the {what} of {name} is {figure!r}\nhint: it is finite and not negative")
+                check_figure(f"the {what} of {name}", figure)
 
     def check_names(self, plan: Plan) -> None:
         """Refuses names that the plan does not have: what they stand for would be left out, and the prediction wrong.
@@ -135,35 +134,12 @@ class Workload:
         Raises:
             ValueError: the text is no JSON object, or has a name or a kind of figure that is not known.
         """
-        try:
-            data = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"this is no workload: {error}\nhint: {_FORM}") from error
-        if not isinstance(data, dict):
-            raise ValueError(f"this is no workload, but {data!r}\nhint: {_FORM}")
-        names = [item.name for item in fields(cls)]
-        for name, figure in data.items():
-            if name not in names:
-                hint = nearest(name, names, f"it has {', '.join(names)}")
-                raise ValueError(f"the workload has {name!r}, which means nothing there\nhint: {hint}")
-            _check_kind(name, figure)
+        data = arguments_of(cls, parsed(text, "workload", _FORM), "the workload", _FORM)
+        for name, given in data.items():
+            is_right = name.startswith("default_") or isinstance(given, list if name == "synchronous" else dict)
+            if not is_right or (name == "synchronous" and not all(isinstance(each, str) for each in given)):
+                raise ValueError(f"{name} of the workload is {given!r}\nhint: {_FORM}")
         return cls(**data)
-
-
-def _check_kind(name: str, figure: object) -> None:
-    """Refuses what JSON may have in a figure's place."""
-    if name == "synchronous":
-        is_right = isinstance(figure, list) and all(isinstance(each, str) for each in figure)
-    elif name.startswith("default_"):
-        is_right = _is_number(figure)
-    else:
-        is_right = isinstance(figure, dict) and all(map(_is_number, figure.values()))
-    if not is_right:
-        raise ValueError(f"{name} of the workload is {figure!r}\nhint: {_FORM}")
-
-
-def _is_number(figure: object) -> bool:
-    return isinstance(figure, int | float) and not isinstance(figure, bool)
 
 
 def _names(node: NodeSpec) -> tuple[str, str, str]:

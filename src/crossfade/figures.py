@@ -1,0 +1,51 @@
+"""Objects of figures in JSON, which a measurement keeps or a person writes: read, and refused with a hint where they are wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import MISSING, fields
+from typing import Any
+
+from crossfade.hints import nearest
+
+__all__ = ["arguments_of", "check_figure", "check_whole", "parsed"]
+
+
+def parsed(text: str, what: str, hint: str) -> Any:
+    """What a file has (ValueError where it is no JSON)."""
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"this is no {what}: {error}\nhint: {hint}") from error
+
+
+def arguments_of(kind: type[Any], data: Any, where: str, hint: str) -> dict[str, Any]:
+    """An object of a file as keyword arguments of its dataclass, checked for its names (ValueError)."""
+    if not isinstance(data, dict):
+        raise ValueError(f"{where} is {data!r}\nhint: it is an object; {hint}")
+    items = fields(kind)
+    names = [item.name for item in items]
+    for name in data:
+        if name not in names:
+            near = nearest(name, names, f"it has {', '.join(names)}")
+            raise ValueError(f"{where} has {name!r}, which means nothing there\nhint: {near}")
+    needed = [item.name for item in items if item.default is MISSING and item.default_factory is MISSING]
+    missing = [name for name in needed if name not in data]
+    if missing:
+        raise ValueError(f"{where} has no {missing[0]!r}\nhint: it needs {', '.join(needed)}; {hint}")
+    return dict(data)
+
+
+def check_figure(name: str, figure: object, least: float = 0.0) -> None:
+    """Refuses what is no finite number of at least ``least`` (ValueError)."""
+    is_number = isinstance(figure, int | float) and not isinstance(figure, bool)
+    if not (is_number and least <= figure <= sys.float_info.max):  # type: ignore[operator]
+        least_text = f"at least {least:g}" if least >= 1 else "not negative" if least == 0 else "more than 0"
+        raise ValueError(f"{name} is {figure!r}\nhint: figures are finite and {least_text}")
+
+
+def check_whole(name: str, number: object, least: int) -> None:
+    """Refuses what is no whole number of at least ``least`` (ValueError)."""
+    if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= sys.maxsize:
+        raise ValueError(f"{name} is {number!r}\nhint: it is a whole number of at least {least}")
