@@ -253,6 +253,7 @@ def test_tensors_of_every_layout(there_and_back: Any) -> None:
         came = there_and_back(sent)
         assert torch.equal(came, sent)
         assert came.requires_grad == sent.requires_grad
+    assert torch.equal(there_and_back({"inside": base.T})["inside"], base.T)
     parameter = there_and_back(torch.nn.Parameter(torch.ones(2000)))
     assert type(parameter) is torch.nn.Parameter
     assert parameter.requires_grad

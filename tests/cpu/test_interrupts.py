@@ -120,7 +120,7 @@ def interrupted_after(sends: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_storm_of_interrupts_loses_no_actor_and_no_value() -> None:
     counts = storm("SIGINT", 5.0, 1)
-    assert min(counts["done"][use] for use in ("execute", "get", "remote", "put", "teardown")) > 0
+    assert min(counts["done"][use] for use in ("execute", "get", "drop", "remote", "put", "teardown")) > 0
     assert sum(counts["cut"].values()) > 50
 
 

@@ -155,18 +155,6 @@ def test_arrays_arrive_as_read_only_views_and_may_be_kept(processes: Any) -> Non
             assert (array == number).all()
 
 
-def test_tensors(processes: Any) -> None:
-    torch = pytest.importorskip("torch", reason="tensors need torch")
-    tensors = [torch.randn(300, 400), torch.randn(5, dtype=torch.bfloat16), torch.empty(0, 3), torch.tensor(7)]
-    tensors += [torch.randn(40, 50).t(), torch.randn(3, requires_grad=True), torch.randn(2000, 100) > 0]
-    with graph_of(processes[0], "echo") as graph:
-        for tensor in tensors:
-            got = graph.execute({"tensor": tensor}).get()["tensor"]
-            assert got.dtype == tensor.dtype
-            assert got.requires_grad == tensor.requires_grad
-            assert torch.equal(got, tensor)
-
-
 def test_several_graphs_share_actors_and_one_graph_compiles_again(actors: Any) -> None:
     a, b = actors
     there = b.add.bind(a.echo.bind(crossfade.InputNode()), b=1)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -259,29 +256,3 @@ def test_the_name_of_an_actor_that_could_not_start_is_free(doer: Any) -> None:
     with pytest.raises(TypeError):
         named.remote(number for number in range(3))
     assert named.remote().echo.remote(1).get() == 1
-
-
-def _num_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def test_dead_actors_and_torn_graphs_leave_no_descriptor(doer: Any) -> None:
-    counts = []
-    for _ in range(8):
-        actor = crossfade.remote(Doer).remote()
-        with crossfade.InputNode() as inp:
-            dag = doer.echo.bind(actor.echo.bind(inp))
-        with dag.compile() as graph:
-            assert graph.execute(b"x" * 10_000).get() == b"x" * 10_000
-        del graph, dag, inp
-        crossfade.kill(actor)
-        with pytest.raises(crossfade.ActorDiedError):
-            actor.echo.remote(1)
-        gc.collect()  # a graph is part of cycles
-        counts.append(_num_descriptors())
-    deadline = time.monotonic() + 10
-    while (
-        _num_descriptors() > counts[3] + 2 and time.monotonic() < deadline
-    ):  # threads that forward output end by themselves
-        time.sleep(0.01)
-    assert _num_descriptors() <= counts[3] + 2

@@ -16,6 +16,7 @@ import crossfade
 from crossfade.engines.actor_process import ActorProcess
 from crossfade.host.doorbell import Bell
 from crossfade.host.sockets import Connection
+from tests.helpers.footprint import footprint, settled_growth
 
 _HEAVY = (ActorProcess, Bell, Connection, subprocess.Popen)
 _MOST_BYTES = 5_000
@@ -71,7 +72,10 @@ def test_a_session_that_is_over_keeps_no_descriptor_before_the_collector_comes(n
 
 def _end_one(how: str) -> None:
     actor = Remote.remote(how != "fails")
-    if how == "killed":
+    if how == "used and killed":
+        with actor.echo.bind(crossfade.InputNode()).compile() as graph:
+            assert graph.execute(1).get() == 1
+    if how.endswith("killed"):
         crossfade.kill(actor)
     with pytest.raises(crossfade.ActorError):
         (actor.leave.remote() if how == "leaves" else actor.echo.remote(1)).get()
@@ -83,14 +87,14 @@ def _num_heavy() -> Counter[type]:
     return Counter(type(each) for each in gc.get_objects() if type(each) in _HEAVY)
 
 
-@pytest.mark.parametrize("how", ["killed", "leaves", "fails"])
+@pytest.mark.parametrize("how", ["killed", "used and killed", "leaves", "fails"])
 def test_a_dead_actor_keeps_next_to_nothing_in_the_driver(engine: str, how: str) -> None:
     num = 200 if engine == "inline" else 10
     living = Remote.remote()
     assert living.echo.remote(1).get() == 1
     for _ in range(3):
         _end_one(how)  # what is cached once
-    before = _num_heavy()
+    before, held = _num_heavy(), footprint(os.getpid())
     kept_bytes = []
     for _ in range(2):  # a table of the interpreter's own may grow in one of them
         tracemalloc.start()
@@ -102,5 +106,6 @@ def test_a_dead_actor_keeps_next_to_nothing_in_the_driver(engine: str, how: str)
         finally:
             tracemalloc.stop()
         assert after == before
+    assert "num_descriptors" not in settled_growth(held, os.getpid())
     assert min(kept_bytes) / num < _MOST_BYTES
     assert living.echo.remote(2).get() == 2

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from crossfade.errors import TraceError
 from crossfade.profile.doctor.diagnosis import Report, diagnose
 from crossfade.profile.traces.reader import read_traces
 
@@ -68,11 +67,6 @@ def test_the_first_diagnosis_of_two_ranks(name: str, cause: str, gain: float, to
     found = [diagnosis for diagnosis in report.diagnoses if not diagnosis.is_remark]
     assert found[0].finding.cause == cause
     assert found[0].gain.likely == pytest.approx(gain, abs=tolerance)
-
-
-def test_ranks_of_two_runs_are_refused() -> None:
-    with pytest.raises(TraceError, match=r"no collective in common\nhint: "):
-        diagnose(read_traces([TRACES / "slow_rank-rank0.json.gz", TRACES / "contended-rank1.json.gz"]))
 
 
 def test_results_that_are_needed_at_once_are_no_diagnosis() -> None:
