@@ -24,7 +24,7 @@ from crossfade.errors import ActorError, DeviceError  # noqa: E402
 from tests.helpers.calm import calm_s  # noqa: E402
 from tests.helpers.copy_graphs import Worker, chain, expected, run  # noqa: E402
 from tests.helpers.footprint import check_growth  # noqa: E402
-from tests.helpers.input_workers import until  # noqa: E402
+from tests.helpers.waiting import until  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("torn_down")
 
@@ -267,7 +267,7 @@ def test_where_one_cannot_open_its_ends_nobody_waits_for_it(
             with pytest.raises(DeviceError, match="pinning failed"):
                 total.compile(**options)
     for actor in (first, second, third):
-        assert until(lambda actor=actor: crossfade.get(actor.num_settling.remote()) == 0)
+        until(lambda actor=actor: crossfade.get(actor.num_settling.remote()) == 0, pause_s=0.01)  # type: ignore[misc]
 
 
 @pytest.mark.timeout(60)
@@ -285,7 +285,7 @@ def test_a_device_that_refuses_ends_a_plan_and_not_its_actor(actors: list[Any], 
             run(graph, 100_000)
     graph.teardown(timeout=20)
     assert crossfade.get([actor.drop.remote() for actor in (maker, reader)], timeout=20)
-    assert until(lambda: crossfade.get(reader.num_settling.remote()) == 0)
+    until(lambda: crossfade.get(reader.num_settling.remote()) == 0, pause_s=0.01)
 
 
 def test_teardown_with_executions_in_flight(actors: list[Any], transport: str) -> None:

@@ -16,7 +16,8 @@ import crossfade
 from crossfade.engines import actor_process
 from crossfade.host.processes import count_oom_kills
 from tests.helpers.calm import calm_s
-from tests.helpers.doers import Actor, Doer, await_end, graph_of
+from tests.helpers.doers import Actor, Doer, graph_of
+from tests.helpers.ended import await_no_process
 from tests.helpers.programs import started
 
 pytestmark = pytest.mark.timeout(90)
@@ -102,7 +103,7 @@ def test_a_constructor_that_hangs_ends_with_kill(local: None, pipe: Path) -> Non
     actor = crossfade.remote(Unwilling).remote(str(pipe))
     pid = int(pipe.read_text())
     crossfade.kill(actor)
-    await_end(pid, 1.0)
+    await_no_process(pid, 1.0)
 
 
 # Drivers that end
@@ -134,7 +135,7 @@ def test_no_actor_outlives_its_driver_whatever_it_does(end: str) -> None:
             driver.send_signal(signal.SIGKILL if end == "kill" else signal.SIGTERM)
         end_s = calm_s() + (5.0 if end in ("raise", "exit") else 1.0)  # a driver that ends in order gives them a second
         for pid in pids:
-            await_end(pid, end_s - calm_s())
+            await_no_process(pid, end_s - calm_s())
         _, errors = driver.communicate()
     expected = {"raise": 1, "exit": 4, "os_exit": 3, "kill": -signal.SIGKILL, "sigterm": -signal.SIGTERM}
     assert driver.returncode == expected[end], errors

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.gpu_steps import Book, Side, median_of, spread_of
+from tests.helpers.ended import await_no_process
 
 LIMIT_S = 30.0
 
@@ -50,18 +49,7 @@ def test_what_a_worker_leaves_ends_with_it(book: Book, side: Side, measure: str)
     assert left is not None
     side.ask(book, measure, {"measure": measure, "samples": []}, limit_s=0.3 if measure == "hang" else LIMIT_S)
     side.close()
-    end = time.monotonic() + 5
-    while _runs(left["pid"]):
-        assert time.monotonic() < end, "a process of the worker's group is still there"
-        time.sleep(0.01)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX" and os.getpid() != pid
+    await_no_process(left["pid"], 5.0)
 
 
 def test_medians_and_spreads_of_blocks() -> None:

@@ -20,7 +20,8 @@ from crossfade.channels.values.tensors import bring_to_host  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
 from crossfade.testing import conformance  # noqa: E402
 from tests.helpers import host_copy_cases as cases  # noqa: E402
-from tests.helpers.host_rings import open_ring, take, write  # noqa: E402
+from tests.helpers.host_rings import open_ring, write  # noqa: E402
+from tests.helpers.waiting import take  # noqa: E402
 
 
 @contextmanager

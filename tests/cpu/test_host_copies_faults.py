@@ -13,8 +13,9 @@ torch: Any = pytest.importorskip("torch")
 from crossfade.channels.protocol import EMPTY  # noqa: E402
 from crossfade.device.events import EventPool  # noqa: E402
 from crossfade.errors import ActorDiedError, ChannelBroken, ChannelClosed, DeviceError, Failure, TaskError  # noqa: E402
-from tests.helpers.host_rings import LONG_US, home_on, open_ring, take, until  # noqa: E402
+from tests.helpers.host_rings import LONG_US, home_on, open_ring  # noqa: E402
 from tests.helpers.late_driver import LateDriver  # noqa: E402
+from tests.helpers.waiting import take, until  # noqa: E402
 
 
 def test_an_event_that_fails_becomes_an_error_in_its_place(late: LateDriver) -> None:

@@ -21,8 +21,9 @@ from crossfade.device.events import EventPool  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
 from crossfade.errors import DeviceError, Failure  # noqa: E402
 from tests.helpers.doers import Unpicklable  # noqa: E402
-from tests.helpers.host_rings import LONG_US, Ring, home_on, open_ring, take, until, write  # noqa: E402
+from tests.helpers.host_rings import LONG_US, Ring, home_on, open_ring, write  # noqa: E402
 from tests.helpers.late_driver import LateDriver  # noqa: E402
+from tests.helpers.waiting import take, until  # noqa: E402
 
 
 def test_tensors_are_brought_to_the_device_and_their_slot_is_held(late: LateDriver) -> None:

@@ -18,8 +18,9 @@ from crossfade.channels.protocol import EMPTY  # noqa: E402
 from crossfade.device.borrowed import tensor_on  # noqa: E402
 from crossfade.device.driver import HOST  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
-from tests.helpers.host_rings import LIMIT_S, LONG_US, open_ring, take, until  # noqa: E402
+from tests.helpers.host_rings import LIMIT_S, LONG_US, open_ring  # noqa: E402
 from tests.helpers.late_driver import LateDriver  # noqa: E402
+from tests.helpers.waiting import take, until  # noqa: E402
 
 
 def test_a_value_is_told_of_when_its_bytes_are_there(late: LateDriver) -> None:

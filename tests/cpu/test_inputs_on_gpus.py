@@ -27,8 +27,8 @@ from tests.helpers.input_workers import (  # noqa: E402
     differing,
     get,
     plain,
-    until,
 )
+from tests.helpers.waiting import until  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs: tests/gpu1/test_inputs.py"),
@@ -223,7 +223,7 @@ def test_pinned_memory_of_a_plan_that_is_left_while_the_device_works_is_given_ba
     still = footprint(pid).num_ring_mappings
     assert 0 < still < before
     (tmp_path / "idle").touch()
-    assert until(lambda: footprint(pid).num_ring_mappings < still)
+    until(lambda: footprint(pid).num_ring_mappings < still, pause_s=0.01)
     assert get(busy.pinned_slots.remote()) == []
     crossfade.kill(busy)
 
@@ -260,9 +260,9 @@ def test_a_reader_that_dies_is_named_and_the_other_goes_on(on: list[Any]) -> Non
         graph = crossfade.MultiOutputNode([actor.where.bind(given) for actor in (on[0], mortal)]).compile()
     assert get(graph.execute(torch.ones(3))) == [[(GPU, 3)]] * 2
     os.kill(get(mortal.pid.remote()), signal.SIGKILL)
-    assert until(lambda: has_died(graph, "mortal"))
+    until(lambda: has_died(graph, "mortal"), pause_s=0.01)
     graph.teardown(timeout=LIMIT_S)
-    assert until(lambda: get(on[0].pinned_slots.remote()) == [])
+    until(lambda: get(on[0].pinned_slots.remote()) == [], pause_s=0.01)
     with crossfade.InputNode() as given:
         again = on[0].where.bind(given.with_tensor_transport(device="cuda")).compile()
     assert get(again.execute(torch.ones(3))) == [(GPU, 3)]

@@ -31,6 +31,7 @@ from tests.helpers.nccl_pair import StandIn, open_links, open_nccl_channels, ope
 from tests.helpers.small_graphs import actor, compiled  # noqa: E402
 from tests.helpers.threads import together  # noqa: E402
 from tests.helpers.turn_parties import call  # noqa: E402
+from tests.helpers.waiting import until  # noqa: E402
 
 pytestmark = pytest.mark.timeout(60)
 torch.set_num_threads(1)
@@ -103,8 +104,7 @@ def test_what_was_sent_and_not_asked_for_is_received_when_the_channels_close() -
         with pytest.raises(ChannelClosed):
             here.try_read()
         begin = time.monotonic()
-    while not group.ended and time.monotonic() - begin < 20:
-        time.sleep(0.001)
+    until(lambda: group.ended, pause_s=0.001)
     assert group.ended == "shutdown"
     assert time.monotonic() - begin < nccl_link._GRACE_S
 

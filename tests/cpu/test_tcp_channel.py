@@ -26,6 +26,7 @@ from crossfade.host.frames import new_key
 from crossfade.host.memory import Heap
 from crossfade.host.tcp import Meeting, Stream, meet
 from crossfade.testing import conformance
+from tests.helpers.waiting import take, until
 from tests.helpers.wires import new_bell, new_ring, new_wires, open_both_ways, open_tcp
 
 TestTcp = conformance.suite(open_tcp)
@@ -33,22 +34,14 @@ TestTcp = conformance.suite(open_tcp)
 _LIMIT_S = 20.0
 
 
-def _until(attempt: Callable[[], Any], done: Callable[[Any], bool] = bool) -> Any:
-    deadline = time.monotonic() + _LIMIT_S
-    while not done(result := attempt()):
-        assert time.monotonic() < deadline
-        time.sleep(0)
-    return result
-
-
 def test_values_come_while_the_reader_does_not_look() -> None:
     """A thread takes them in: large ones leave the writer's memory though nobody reads."""
     with open_tcp(2, 1) as (writer, (reader,)):
         values = [np.full(4_000_000, number) for number in range(2)]
         assert all(writer.try_write(value) for value in values)
-        _until(writer.try_flush)
+        until(writer.try_flush)
         for value in values:
-            np.testing.assert_array_equal(_until(reader.try_read, lambda read: read is not EMPTY), value)
+            np.testing.assert_array_equal(take(reader), value)
 
 
 class _AttendedWire:
@@ -122,7 +115,7 @@ def test_a_party_that_attends_is_seldom_disturbed_and_helped_once_it_leaves(paus
     with ExitStack() as undo:
         wire = _AttendedWire(undo)
         _open_wires(undo, wire)
-        _until(lambda: len(pauses) >= 9)
+        until(lambda: len(pauses) >= 9)
         assert pauses[:9] == [1, 2, 4, 8, 16, 32, 64, 64, 64]
         wire.is_attended = False
         assert wire.was_pumped.wait(_LIMIT_S)
@@ -131,7 +124,7 @@ def test_a_party_that_attends_is_seldom_disturbed_and_helped_once_it_leaves(paus
 def test_others_on_the_host_wait_4_ms_at_most_whichever_wire_their_values_come_by(pauses: list[float]) -> None:
     with ExitStack() as undo:
         _open_wires(undo, _AttendedWire(undo), _AttendedWire(undo, lands_for_others=True))
-        _until(lambda: len(pauses) >= 5)
+        until(lambda: len(pauses) >= 5)
         assert pauses[:5] == [1, 2, 4, 4, 4]
 
 
@@ -143,7 +136,7 @@ def test_room_for_what_one_wire_has_left_ends_a_pause_for_another(
         attended, other = _AttendedWire(undo), _AttendedWire(undo)
         other.fill()
         _open_wires(undo, attended, other)
-        _until(lambda: pauses)
+        until(lambda: pauses)
         assert not other.was_pumped.is_set()
         other.other.setblocking(False)
         with suppress(BlockingIOError):
@@ -161,9 +154,9 @@ def test_a_value_that_cannot_be_taken_in_breaks_the_wire_and_says_why(monkeypatc
 
         monkeypatch.setattr(Heap, "allocate", refuse)
         assert writer.try_write(bytes(5000))
-        _until(lambda: reader._wire.fault)
+        until(lambda: reader._wire.fault)
         with pytest.raises(ChannelBroken, match="could not be taken in: MemoryError: no room"):
-            _until(reader.try_read)
+            until(reader.try_read)
 
 
 def test_a_party_that_seldom_receives_is_left_alone_for_a_millisecond_at_a_time() -> None:
@@ -175,8 +168,8 @@ def test_a_party_that_seldom_receives_is_left_alone_for_a_millisecond_at_a_time(
 def test_what_a_look_has_seen_is_received_by_the_next_read() -> None:
     with open_both_ways(4) as ((writer, _), (_, reader)):
         for number in range(50):
-            assert _until(partial(writer.try_write, number))
-            _until(lambda: not reader.is_idle())
+            until(partial(writer.try_write, number))
+            until(lambda: not reader.is_idle())
             assert reader.try_read() == number
             assert reader.is_idle()
 
@@ -188,7 +181,7 @@ def test_a_value_that_is_changed_after_it_was_written_arrives_as_it_was(size: in
         value = np.ones(size, np.uint8)
         assert writer.try_write(value)
         value[:] = 7
-        got = _until(reader.try_read, lambda read: read is not EMPTY)
+        got = take(reader)
         assert (got == 1).all()
 
 
@@ -196,7 +189,7 @@ def test_a_connection_that_is_lost_is_an_error_on_both_sides_after_what_had_arri
     with open_tcp(3, 2) as (writer, readers):
         assert writer.try_write("last")
         for reader in readers:
-            assert _until(reader.try_read, lambda read: read is not EMPTY) == "last"
+            assert take(reader) == "last"
         assert isinstance(writer, TcpWriter)
         assert writer._wire._stream is not None
         writer._wire._stream.end()
@@ -208,7 +201,7 @@ def test_a_connection_that_is_lost_is_an_error_on_both_sides_after_what_had_arri
             with pytest.raises(
                 ChannelBroken, match=r"n0 is broken: (the connection to peer on there is lost|the other)"
             ):
-                _until(call, lambda _: False)
+                until(lambda: False, then=call)
             assert end.statistics().num_values == 1
 
 
@@ -216,8 +209,8 @@ def test_a_short_value_does_not_pass_the_ring_if_its_only_reader_asks_for_it() -
     with open_tcp(4, 1) as (writer, (reader,)):
         assert isinstance(reader, TcpReader)
         for number in range(100):
-            assert _until(partial(writer.try_write, number))
-            assert _until(reader.try_read, lambda read: read is not EMPTY) == number
+            until(partial(writer.try_write, number))
+            assert take(reader) == number
         assert reader.statistics().num_values == 100
         assert reader._landing.ring.num_values < 100  # the thread may have taken some in
 
@@ -229,8 +222,8 @@ def test_tokens_come_back_with_values_of_every_kind_that_go_the_other_way(depth:
         for number in range(20 * depth):
             for (writer, _), (_, reader) in (ends, ends[::-1]):
                 value = values[number % len(values)]
-                assert _until(partial(writer.try_write, value))
-                got = _until(reader.try_read, lambda read: read is not EMPTY)
+                until(partial(writer.try_write, value))
+                got = take(reader)
                 assert np.array_equal(got, value)
         for (writer, _), (_, reader) in (ends, ends[::-1]):
             assert reader._landing.num_read == 20 * depth
@@ -241,7 +234,7 @@ def test_tokens_come_back_with_values_of_every_kind_that_go_the_other_way(depth:
                 writer._wire.pump()
                 return writer._num_given == due
 
-            _until(has_all)
+            until(has_all)
 
 
 def test_a_token_that_is_found_while_another_is_given_back_is_not_forgotten() -> None:
@@ -256,11 +249,11 @@ def test_a_token_that_is_found_while_another_is_given_back_is_not_forgotten() ->
         for ring in rings:
             undo.callback(ring.close)
         assert writer.try_write(b"x")
-        assert _until(first.try_read, lambda read: read is not EMPTY) == b"x"
+        assert take(first) == b"x"
         theirs.pump()  # the other reader has not read it
         assert rings[1].try_read() == b"x"
         theirs.give_back(landing)
-        assert _until(writer.has_room)
+        until(writer.has_room)
 
 
 @settings(max_examples=60, deadline=None)
@@ -281,7 +274,7 @@ def test_values_are_read_in_their_order_whoever_takes_them_in(steps: list[str]) 
             elif (value := reader.try_read()) is not EMPTY:
                 read.append(value)
         while len(read) < written:
-            read.append(_until(reader.try_read, lambda value: value is not EMPTY))
+            read.append(take(reader))
         assert [number for number, _ in read] == list(range(written))
         assert reader.try_read() is EMPTY
 
@@ -322,7 +315,7 @@ def test_two_threads_write_and_read_a_stream_of_mixed_sizes() -> None:
         thread = threading.Thread(target=write_all)
         thread.start()
         for size in sizes:
-            assert len(_until(reader.try_read, lambda read: read is not EMPTY)) == size
+            assert len(take(reader)) == size
         thread.join()
 
 
@@ -344,5 +337,5 @@ def test_who_does_not_have_the_key_is_not_let_in() -> None:
             silent.sendall(b"x" * 10)
         friend = meet("127.0.0.1", meeting.port, key, "friend", 10.0)
         undo.callback(friend.close)
-        _until(lambda: come)
+        until(lambda: come)
         assert come == ["friend"]

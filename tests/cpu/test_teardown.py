@@ -13,7 +13,8 @@ import pytest
 
 import crossfade
 from crossfade.api import session as sessions
-from tests.helpers.doers import Actor, await_end, graph_of
+from tests.helpers.doers import Actor, graph_of
+from tests.helpers.ended import await_no_process
 from tests.helpers.sessions import NUMPY, opened
 
 local = opened(preload=NUMPY)
@@ -57,7 +58,7 @@ def test_teardown_ends_a_busy_actor_on_request(local: None, pipe: Path) -> None:
     graph = graph_of(actor, "read")
     graph.execute(str(pipe))
     graph.teardown(kill_actors=True, timeout=0.05)
-    await_end(pid, 1.0)
+    await_no_process(pid, 1.0)
     with pytest.raises(crossfade.ActorDiedError):
         actor.echo.remote(1).get()
     assert other.echo.remote(1).get() == 1

@@ -21,7 +21,8 @@ from crossfade.errors import DeviceError  # noqa: E402
 from crossfade.testing import conformance  # noqa: E402
 from tests.helpers import host_copy_cases as cases  # noqa: E402
 from tests.helpers.device_pair import run_workers  # noqa: E402
-from tests.helpers.host_rings import LONG_US, Ring, open_ring, take, until  # noqa: E402
+from tests.helpers.host_rings import LONG_US, Ring, open_ring  # noqa: E402
+from tests.helpers.waiting import take, until  # noqa: E402
 
 NUM_VALUES = 200
 

@@ -11,8 +11,9 @@ torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
 from tests.helpers import input_workers as cases  # noqa: E402
-from tests.helpers.input_workers import CPU, GPU, LIMIT_S, SIZES, InputWorker, batch, get, until  # noqa: E402
+from tests.helpers.input_workers import CPU, GPU, LIMIT_S, SIZES, InputWorker, batch, get  # noqa: E402
 from tests.helpers.sessions import opened  # noqa: E402
+from tests.helpers.waiting import until  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -126,7 +127,7 @@ def test_pinned_memory_comes_back_when_the_gpu_has_read_from_it(session: None) -
     begin = time.monotonic()
     graph.teardown(timeout=LIMIT_S)
     assert time.monotonic() - begin < 1
-    assert until(lambda: get(actor.pinned_slots.remote()) == [])
+    until(lambda: get(actor.pinned_slots.remote()) == [], pause_s=0.01)
     crossfade.kill(actor)
 
 

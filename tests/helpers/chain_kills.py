@@ -29,10 +29,10 @@ from tests.helpers.host_cases import (
     open_receiver,
     open_sender,
     send,
-    until,
     until_given_back,
     value,
 )
+from tests.helpers.waiting import until
 
 
 class Party:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from crossfade.channels.protocol import Reader, Writer
@@ -23,6 +23,7 @@ from crossfade.edges.writer import DeviceWriter
 from crossfade.host.memory import PAGE_BYTES, Heap, Memory, align
 from tests.helpers.bells import new_bell
 from tests.helpers.host_rings import home_on
+from tests.helpers.waiting import until
 
 LIMIT_S = 30.0
 
@@ -61,9 +62,7 @@ def lose(writer: DeviceWriter, reader: int, reason: str) -> None:
 
 
 def settle(ends: Sequence[Any]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not all([end.drain() for end in ends]):
-        assert time.monotonic() < deadline, "the ends did not drain"
+    until(lambda: all([end.drain() for end in ends]), "the ends' drain", LIMIT_S)
 
 
 class Edge:
@@ -128,9 +127,12 @@ class Edge:
                 end.close()
             settle(ends)
             live = [reader for reader in readers if reader not in dead]
-            deadline = time.monotonic() + LIMIT_S
-            while any(reader.carrier.is_referenced for reader in live) and time.monotonic() < deadline:
-                progress(live)
+            with suppress(TimeoutError):  # `close_homes` finds what is held
+                until(
+                    lambda: not any(end.carrier.is_referenced for end in live),
+                    limit_s=LIMIT_S,
+                    then=partial(progress, live),
+                )
             for end in ends:
                 end.carrier.release()
             for memory in self.memories:

@@ -21,6 +21,7 @@ from crossfade.device.streams import Role, Streams
 from crossfade.device.tensors import load_kernels
 from tests.helpers.device_pair import Peer
 from tests.helpers.ring_tensors import TensorReceiver, TensorSender
+from tests.helpers.waiting import until
 
 
 def start(device: int) -> tuple[CudaDriver, Streams]:
@@ -51,11 +52,7 @@ def ring_signal_bytes(num_slots: int) -> int:
 
 
 def wait_idle(driver: CudaDriver, stream: int, limit_s: float = 20.0) -> None:
-    end = time.monotonic() + limit_s
-    while not driver.is_idle(stream):
-        if time.monotonic() > end:
-            raise TimeoutError("a stream has not finished")
-        time.sleep(0.0002)
+    until(lambda: driver.is_idle(stream), "the end of a stream", limit_s, pause_s=0.0002)
 
 
 def open_sender(driver: CudaDriver, streams: Streams, peer: Peer, num_slots: int) -> tuple[RingSender, HostBoard, int]:
@@ -124,13 +121,13 @@ def ring_receives(peers: dict[int, Peer], device: int, other: int, num_values: i
         del tensor
     kept.clear()
     ring.close()
-    end = time.monotonic() + 20
-    while not ring.is_empty:
+
+    def listen() -> None:
         if peer.has_record(0.01):
             ring.on_record(peer.take())
         ring.collect()
-        if time.monotonic() > end:
-            raise TimeoutError(f"slots are not given back: {driver.ledger.held()}")
+
+    until(lambda: ring.is_empty, "the return of the slots", then=listen)
     num_wrong = int(wrong)
     statistics = ring.statistics()
     board.close()

@@ -24,6 +24,7 @@ from crossfade.host.processes import Alive, open_pidfd
 from tests.helpers.device_cases import open_receiver, open_sender, start, value, wait_idle
 from tests.helpers.device_pair import Peer, die, run_workers
 from tests.helpers.ring_tensors import TensorReceiver, TensorSender
+from tests.helpers.waiting import until
 
 NUM_WORDS = 4 << 20
 NUM_SLOTS = 2
@@ -92,9 +93,7 @@ def relays_ahead(peers: dict[int, Peer], device: int, seed: int) -> dict[str, An
     peers[2].get()  # it has enqueued everything as well
     peers[0].put("go")
     torch.cuda.synchronize()  # would hang for ever without the watchdog
-    end = time.monotonic() + 5
-    while not reports and time.monotonic() < end:
-        time.sleep(0.001)
+    until(lambda: reports, "the report", 5.0, pause_s=0.001)
     watchdog.forget(pidfd)
     watchdog.close()
     os.close(pidfd)
@@ -148,14 +147,14 @@ def sinks(peers: dict[int, Peer], device: int, seed: int) -> dict[str, Any]:
 
 def _give_back(ring: RingReceiver, peer: Peer, boards: list[HostBoard], pool: Pool) -> None:
     """Waits for the end of a ring that was broken off or given up."""
-    end = time.monotonic() + 20
-    while not ring.is_empty:
+
+    def listen() -> None:
         record = peer.take() if peer.has_record(0.001) else None
         if record is not None and not isinstance(record, Enqueued):
             ring.on_record(record)
         ring.collect()
-        if time.monotonic() > end:
-            raise TimeoutError("slots are not given back")
+
+    until(lambda: ring.is_empty, "the return of the slots", then=listen)
     for board in boards:
         board.close()
     pool.close()

@@ -24,6 +24,7 @@ from crossfade.host.processes import await_end, open_pidfd
 from tests.helpers.device_cases import open_receiver, open_sender, start, value, wait_idle
 from tests.helpers.device_pair import Peer, die
 from tests.helpers.ring_tensors import TensorReceiver, TensorSender
+from tests.helpers.waiting import until
 
 SLEEP_CYCLES = 8_000_000_000  # some seconds
 LINK_BYTES = 256 << 20  # 0.7 ms over NVLink
@@ -60,10 +61,7 @@ class Chain:
 
     def wait_for(self, point: int) -> None:
         """Until the copies have come to this mark."""
-        end = time.monotonic() + 10
-        while not self._driver.has_happened(self._marks[point]):
-            if time.monotonic() > end:
-                raise TimeoutError("the copies do not move")
+        until(lambda: self._driver.has_happened(self._marks[point]), "this mark", 10.0)
 
     @property
     def is_running(self) -> bool:
@@ -129,8 +127,7 @@ def _watch_and_die(
     was_copying = chain is not None and chain.is_running
     torch.cuda.synchronize()  # would hang for ever without the watchdog
     taken_s = time.monotonic() - begin
-    while not reports and time.monotonic() < begin + 5:
-        time.sleep(0.001)
+    until(lambda: reports, "the report", 5.0, pause_s=0.001)
     watchdog.close()
     os.close(pidfd)
     if chain is not None:
@@ -193,9 +190,7 @@ def survives_receiving(peers: dict[int, Peer], device: int, other: int, moment: 
     death = _watch_and_die(driver, peer, ring, torch.cuda.current_stream().cuda_stream, accept_one, 0)
     usable = _is_usable(device)
     is_left_alone = _is_left_alone(ring, device)
-    end = time.monotonic() + 5
-    while not ring.is_empty and time.monotonic() < end:
-        ring.collect()
+    until(lambda: ring.is_empty, "the return of the slots", 5.0, then=ring.collect)
     board.close()
     pool.close()
     streams.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
-import select
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import numpy as np
 
 import crossfade
 from crossfade.channels import shm_ring
-from tests.helpers.calm import calm_s
 
 TRY_WRITE = shm_ring.ShmWriter.try_write
 
@@ -94,19 +92,3 @@ Actor = crossfade.remote(Doer)
 def graph_of(actor: Any, method: str, **options: Any) -> crossfade.CompiledGraph:
     graph: crossfade.CompiledGraph = getattr(actor, method).bind(crossfade.InputNode()).compile(**options)
     return graph
-
-
-def await_end(pid: int, timeout_s: float) -> None:
-    """Waits for the end of somebody's child."""
-    try:
-        watch = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        poller = select.poll()
-        poller.register(watch, select.POLLIN)
-        begin = calm_s()
-        while not poller.poll(50):
-            assert calm_s() - begin < timeout_s, f"process {pid} is still there"
-    finally:
-        os.close(watch)

@@ -6,7 +6,7 @@ import ctypes
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -86,14 +86,16 @@ def growth(before: Footprint, after: Footprint) -> dict[str, int]:
     return {name: difference for name, difference in differences.items() if difference > 0}
 
 
-def settled_growth(before: Footprint, pid: int) -> dict[str, int]:
+def settled_growth(
+    before: Footprint, pid: int, awaited: Set[str] = _COUNTED, limit_s: float = 10.0, pause_s: float = 0.01
+) -> dict[str, int]:
     """As `growth`, once what is given back behind the scenes is: a thread that was joined is still counted for a moment."""
-    end_s = time.monotonic() + 10.0
+    end_s = time.monotonic() + limit_s
     while True:
         grown = growth(before, footprint(pid))
-        if _COUNTED.isdisjoint(grown) or time.monotonic() > end_s:
+        if awaited.isdisjoint(grown) or time.monotonic() > end_s:
             return grown
-        time.sleep(0.01)
+        time.sleep(pause_s)
 
 
 def check_growth(cycle: Callable[[int], None], pids: Sequence[int]) -> None:
@@ -110,16 +112,9 @@ def check_growth(cycle: Callable[[int], None], pids: Sequence[int]) -> None:
 
 
 def held_more(before: Footprint) -> dict[str, int]:
-    """What this process holds more than before. (A thread that was joined is still counted for a moment, and memory that was freed
-    until the allocator gives it back.)
-    """
-    deadline = time.monotonic() + 1.0
+    """What this process holds more than before. (Memory that was freed is counted until the allocator gives it back.)"""
     ctypes.CDLL(None).malloc_trim(0)
-    while True:
-        grown = growth(before, footprint(os.getpid()))
-        if "num_threads" not in grown or time.monotonic() > deadline:
-            return grown
-        time.sleep(0.001)
+    return settled_growth(before, os.getpid(), {"num_threads"}, 1.0, 0.001)
 
 
 def counts_more(before: Footprint) -> dict[str, int]:

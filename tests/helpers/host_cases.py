@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ from crossfade.device.staged import StagedReceiver, StagedSender, StagedStreams
 from crossfade.device.staged_layout import StagedLayout
 from crossfade.host.memory import Memory
 from tests.helpers.device_pair import LIMIT_S, Peer
+from tests.helpers.waiting import until
 
 Words = npt.NDArray[np.int64]
 STREAM = 0  # whoever calls is the stream
@@ -47,14 +47,6 @@ def words_at(address: int, size_bytes: int) -> Words:
 
 def copy_at(address: int, size_bytes: int) -> Words:
     return words_at(address, size_bytes).copy() if size_bytes else np.empty(0, np.int64)
-
-
-def until(done: Callable[[], bool], what: str, then: Callable[[], None] = lambda: None) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not done():
-        if time.monotonic() > end:
-            raise TimeoutError(f"{what} has not come about in {LIMIT_S} s")
-        then()
 
 
 @dataclass
@@ -99,7 +91,7 @@ def until_sent(peer: Peer, ring: RingSender, try_send: Callable[[], bool]) -> No
         if peer.has_record(PAUSE_S):
             ring.on_record(peer.take())
 
-    until(try_send, "a credit", listen)
+    until(try_send, "a credit", then=listen)
 
 
 def send(peer: Peer, ring: RingSender, words: Words) -> None:
@@ -128,7 +120,7 @@ def until_given_back(peer: Peer, ring: RingReceiver) -> None:
             ring.on_record(record)
         ring.collect()
 
-    until(lambda: ring.is_empty, "the return of the slots", listen)
+    until(lambda: ring.is_empty, "the return of the slots", then=listen)
 
 
 def accept(peer: Peer, ring: RingReceiver) -> Lease:
@@ -144,7 +136,7 @@ def accept(peer: Peer, ring: RingReceiver) -> Lease:
         else:
             ring.on_record(record)
 
-    until(lambda: bool(found), "a value", listen)
+    until(lambda: bool(found), "a value", then=listen)
     return found[0]
 
 
@@ -208,7 +200,7 @@ def staged_sends(peers: dict[int, Peer], other: int, num_values: int, layout: St
         words = value(index, num)
         sender.send(words.ctypes.data, words.nbytes, keep=words)
         peer.drain(sender.on_record)
-    until(lambda: sender.is_flushed, "a free chunk", lambda: sender.on_record(peer.take()))
+    until(lambda: sender.is_flushed, "a free chunk", then=lambda: sender.on_record(peer.take()))
     sender.close()
     peer.meet()
     return {"held": driver.ledger.held()}
@@ -223,10 +215,10 @@ def staged_receives(peers: dict[int, Peer], other: int, num_values: int, layout:
     num_wrong = 0
     for index, num in enumerate(lengths(num_values)):
         got = np.full(num, -1, dtype=np.int64)
-        until(lambda: receiver.next_bytes is not None, "a value", lambda: receiver.on_record(peer.take()))
+        until(lambda: receiver.next_bytes is not None, "a value", then=lambda: receiver.on_record(peer.take()))
         assert receiver.next_bytes == got.nbytes
         receiver.receive(got.ctypes.data)
-        until(lambda: receiver.is_enqueued, "the value's end", lambda: receiver.on_record(peer.take()))
+        until(lambda: receiver.is_enqueued, "the value's end", then=lambda: receiver.on_record(peer.take()))
         num_wrong += not np.array_equal(got, value(index, num))
     receiver.close()
     peer.meet()

@@ -28,7 +28,8 @@ from crossfade.host.processes import open_pidfd
 from tests.helpers.bells import new_bell
 from tests.helpers.device_pair import LIMIT_S, Peer, die_after, run_workers
 from tests.helpers.footprint import counts_more, footprint
-from tests.helpers.host_rings import home_on, take, until
+from tests.helpers.host_rings import home_on
+from tests.helpers.waiting import take, until
 
 NO_DEVICE = -2
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float8_e4m3fn, torch.complex64)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from crossfade.channels.protocol import EMPTY
 from crossfade.channels.ring_layout import RingBlock, RingLayout, format_ring
 from crossfade.channels.shm_reader import ShmReader
 from crossfade.channels.shm_ring import ShmWriter
@@ -20,6 +18,7 @@ from crossfade.edges.by_host import open_from_host, open_to_host
 from crossfade.edges.host_copies import HostCopies
 from crossfade.host.memory import Heap, Memory
 from tests.helpers.bells import new_bell
+from tests.helpers.waiting import until
 
 LIMIT_S = 20.0
 LONG_US = 1e6
@@ -28,29 +27,6 @@ LONG_US = 1e6
 
 def home_on(driver: TimedDriver) -> DeviceContext:
     return DeviceContext(driver, Pool(driver), Streams(driver))
-
-
-def until(attempt: Callable[[], Any], what: str = "it") -> Any:
-    deadline = time.monotonic() + LIMIT_S
-    while not (result := attempt()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} has not come about in {LIMIT_S} s")
-        time.sleep(0)
-    return result
-
-
-def take(reader: Any) -> Any:
-    """The next value, when it comes."""
-    found: list[Any] = []
-
-    def attempt() -> bool:
-        value = reader.try_read()
-        if value is not EMPTY:
-            found.append(value)
-        return bool(found)
-
-    until(attempt, "a value")
-    return found[0]
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -353,13 +352,3 @@ class InputWorker:
         torch.cuda._sleep(int(seconds * 1.5e9))  # type: ignore[no-untyped-call]
         value.add_(1)
         return value.numel()
-
-
-def until(is_so: Any, limit_s: float = 20.0) -> bool:
-    """Whether it comes to be so in time."""
-    deadline = time.monotonic() + limit_s
-    while not is_so():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True

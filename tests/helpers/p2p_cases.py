@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from threading import Thread
 
@@ -15,6 +14,7 @@ from crossfade.p2p import P2P
 from crossfade.peers import rendezvous
 from tests.helpers.p2p_programs import Way, many_random_programs, opened, over, random_program, world_of_ranks
 from tests.helpers.ranks import Case
+from tests.helpers.waiting import until
 
 
 def _peer() -> int:
@@ -38,9 +38,7 @@ def in_reverse(device: str) -> None:
                     assert target.eq(100.0 * peer + k).all()
                 for work in works:
                     work.wait()
-                    deadline = time.monotonic() + 10
-                    while not work.is_completed():
-                        assert time.monotonic() < deadline
+                    until(work.is_completed, limit_s=10.0)
 
 
 def posted_first(device: str) -> None:

@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from importlib import import_module
 from typing import IO, Any
 
 from tests.helpers.two_hosts import ADDRESSES, LINKS, NOT_ALLOWED, UNSHARE, configure, ip
+from tests.helpers.waiting import until
 
 _PORT = 6391
 _LIMIT_S = 60
@@ -65,9 +65,7 @@ class Hosts:
         assert self.tell("join") == "joined"
         address = f"{ADDRESSES[0]}:{_PORT}"
         ray.init(address=address, logging_level="ERROR", log_to_driver=False, _node_ip_address=ADDRESSES[0])
-        deadline = time.monotonic() + _LIMIT_S
-        while len(ray.nodes()) < 2 and time.monotonic() < deadline:
-            time.sleep(0.1)
+        until(lambda: len(ray.nodes()) == 2, "the second host", _LIMIT_S, pause_s=0.1)
         yield ray
 
 

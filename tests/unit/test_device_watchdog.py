@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +20,7 @@ from crossfade.errors import ChannelBroken
 from crossfade.host.memory import Memory
 from crossfade.host.processes import await_end, open_pidfd
 from tests.helpers.running_driver import RunningDriver, run
+from tests.helpers.waiting import until
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -54,9 +54,7 @@ def fail(*_: object) -> None:
 
 
 def wait_until_idle(driver: RunningDriver, stream: int) -> None:
-    end = time.monotonic() + 15
-    while not driver.is_idle(stream):
-        assert time.monotonic() < end
+    until(lambda: driver.is_idle(stream), "the end of a stream")
 
 
 def test_release_lets_streams_go_and_says_what_they_waited_for(driver: RunningDriver, board: HostBoard) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from crossfade.device.watchdog import DeathReport, Watchdog, release
 from crossfade.peers.lane import Epoch, Lane
 from crossfade.testing.fake import FakeDriver, Machine
 from tests.helpers.running_driver import RunningDriver, run
+from tests.helpers.waiting import until
 from tests.helpers.worlds.kit import no_search_for_races, scratch
 from tests.helpers.worlds.ranks import Call, Collective, PeerWorld
 
@@ -117,9 +117,7 @@ def test_steps_that_are_waited_for_after_a_death_are_let_go(
     assert reports[0].is_free
     for step in (1, 3, 4):
         signal.wait_for_step(stream, step)
-    end = time.monotonic() + 15
-    while not driver.is_idle(stream):
-        assert time.monotonic() < end
+    until(lambda: driver.is_idle(stream), "the end of the stream")
     watchdog.close()
 
 
