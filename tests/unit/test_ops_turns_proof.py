@@ -108,18 +108,38 @@ def test_without_a_fault_nothing_is_found(operator: Collective, is_shared: bool)
         assert found(operator, is_shared=is_shared, num_parts=num_parts, **REPLAYED) == NONE
 
 
-@pytest.mark.parametrize("operator", SUMS)
-def test_a_step_that_is_set_in_front_of_its_copies_is_found(operator: Collective) -> None:
-    assert race("sum", "copy") in found(operator, StepBeforeCopy)
+EACH: list[tuple[Collective, bool]] = [(SCATTER, False), (REDUCE, False), (REDUCE, True)]
+"""An operator, and whether its output is shared."""
+
+FAULTS: list[tuple[str, type[Lane], list[tuple[Collective, bool]], tuple[str, ...], dict[str, Any]]] = [
+    ("a step is set in front of its copies", StepBeforeCopy, EACH[:2], ("sum", "copy"), {}),
+    ("steps are never put back", NeverCleared, EACH, ("sum", "copy"), {}),
+    ("steps are not waited for", NoStepWait, EACH, ("sum", "copy"), {}),
+    ("a step is waited for one too early", StepBehind, EACH, ("sum", "copy"), {}),
+    ("a step is set by a stream that has not copied", StepsByTheStream, EACH, ("sum", "copy"), {}),
+    ("sums are announced in front of the kernel that adds", SumsBeforeAdd, EACH[1:2], ("sum", "copy"), {}),
+    ("sums are fetched by a stream that did not wait for them", FetchElsewhere, EACH[1:2], ("sum", "copy"), {}),
+    ("a shared output is used before the others have written it", NoWait, EACH[2:], ("use", "copy"), {}),
+    # With one round: later rounds of the same call come behind signals that happen to say enough.
+    ("all exchanges have one buffer", OneBuffer, EACH[:1], ("sum", "copy"), {"num_parts": 1}),
+    ("all exchanges have one buffer", OneBuffer, EACH[1:2], ("copy",), {"num_parts": 1}),
+    ("parts are sent before they are computed", NoLocalFork, EACH[:2], ("put", "copy"), {}),
+    ("a call ends before its local stream", NoLocalJoin, EACH[1:], ("use", "copy"), {}),
+]
 
 
-@pytest.mark.parametrize("fault", [NeverCleared, NoStepWait, StepBehind, StepsByTheStream])
-@pytest.mark.parametrize("operator", SUMS)
-def test_steps_that_say_too_much_are_found(operator: Collective, fault: type[Lane]) -> None:
-    """Never put back, not waited for, waited for one too early, or set by a stream that has not copied."""
-    assert race("sum", "copy") in found(operator, fault)
-    if operator is REDUCE:
-        assert race("sum", "copy") in found(operator, fault, is_shared=True)
+@pytest.mark.parametrize(
+    ("fault", "operator", "is_shared", "names", "options"),
+    [
+        pytest.param(fault, *way, names, options, id=f"{what}, {way[0]}{', shared' * way[1]}")
+        for what, fault, ways, names, options in FAULTS
+        for way in ways
+    ],
+)
+def test_a_fault_is_found(
+    fault: type[Lane], operator: Collective, is_shared: bool, names: tuple[str, ...], options: dict[str, Any]
+) -> None:
+    assert race(*names) in found(operator, fault, is_shared=is_shared, **options)
 
 
 def test_a_replayable_lane_without_the_empty_exchange_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,35 +151,9 @@ def test_a_replayable_lane_without_the_empty_exchange_is_found(monkeypatch: pyte
     assert kinds.isdisjoint(NONE)
 
 
-@pytest.mark.parametrize("fault", [SumsBeforeAdd, FetchElsewhere])
-def test_sums_that_are_fetched_before_they_are_there_are_found(fault: type[Lane]) -> None:
-    """Announced in front of the kernel that adds, or fetched by a stream that did not wait for them."""
-    assert race("sum", "copy") in found(REDUCE, fault)
-
-
-def test_a_shared_output_that_is_used_before_the_others_have_written_it_is_found() -> None:
-    assert race("use", "copy") in found(REDUCE, NoWait, is_shared=True)
-
-
-def test_one_buffer_for_all_exchanges_is_found() -> None:
-    """With one round: later rounds of the same call come behind signals that happen to say enough."""
-    assert race("sum", "copy") in found(SCATTER, OneBuffer, num_parts=1)
-    assert race("copy") in found(REDUCE, OneBuffer, num_parts=1)
-
-
 @pytest.mark.parametrize("operator", SUMS)
 def test_one_signal_for_all_exchanges_is_found(operator: Collective) -> None:
     assert found(operator, OneSignal) & {race("set", "reset"), race("set")}
-
-
-@pytest.mark.parametrize("operator", SUMS)
-def test_parts_that_are_sent_before_they_are_computed_are_found(operator: Collective) -> None:
-    assert race("put", "copy") in found(operator, NoLocalFork)
-
-
-def test_a_call_that_ends_before_its_local_stream_is_found() -> None:
-    assert race("use", "copy") in found(REDUCE, NoLocalJoin)
-    assert race("use", "copy") in found(REDUCE, NoLocalJoin, is_shared=True)
 
 
 OTHERS, OWN = False, True
