@@ -9,49 +9,38 @@ from pathlib import Path
 import pytest
 
 from crossfade.errors import TraceError
-from crossfade.profile.doctor.diagnosis import Report, diagnose
+from crossfade.profile.doctor.diagnosis import diagnose
 from crossfade.profile.doctor.view import Cause
 from crossfade.profile.traces.reader import read_traces
 from tests.helpers.doctor_programs import PLANTED, STEPS, Program, blocking_stream, products, steps, two_backwards
-from tests.helpers.gpu_traces import Machine, Rank
+from tests.helpers.gpu_traces import Machine, Rank, causes, gain
 
 each_planted = pytest.mark.parametrize(
     ("cause", "program", "num_ranks", "tolerance"), PLANTED, ids=[row[1].__name__ for row in PLANTED]
 )
 
 
-def examined(program: Program, num_ranks: int, folder: Path, *, has_cause: bool) -> Report:
-    machine = Machine(lambda rank: program(rank, has_cause), num_ranks)
-    return diagnose(read_traces(machine.save(folder)))
-
-
 @each_planted
 def test_the_cause_comes_first_with_its_gain(
     cause: str, program: Program, num_ranks: int, tolerance: float, tmp_path: Path
 ) -> None:
-    report = examined(program, num_ranks, tmp_path, has_cause=True)
+    report = Machine(lambda rank: program(rank, True), num_ranks).report(tmp_path)
     assert report.error < 0.01, "the replay without change is not the trace"
     assert report.traced.program.num_steps >= STEPS - 2
-    length_us, fixed_us = (
-        Machine(lambda rank, has=has: program(rank, has), num_ranks, profiler_us=0.0).length_us  # type: ignore[misc]
-        for has in (True, False)
-    )
-    gain = 1 - fixed_us / length_us
-    assert gain > 0.05, "the machine wins nothing: the test is wrong"
+    won = gain(lambda rank: program(rank, True), lambda rank: program(rank, False), num_ranks)
+    assert won > 0.05, "the machine wins nothing: the test is wrong"
     assert not report.abstains
-    found = [diagnosis for diagnosis in report.diagnoses if not diagnosis.is_remark]
-    assert found, f"nothing found, the machine wins {gain:.1%}: {[(d.finding.cause, d.gain) for d in report.diagnoses]}"
-    assert found[0].finding.cause == cause, [(d.finding.cause, d.gain) for d in report.diagnoses]
-    assert found[0].gain.likely == pytest.approx(gain, abs=tolerance)
+    found = [(diagnosis.finding.cause, diagnosis.gain) for diagnosis in report.diagnoses]
+    assert causes(report)[:1] == [cause], f"the machine wins {won:.1%}; found, remarks included: {found}"
+    assert report.diagnoses[0].gain.likely == pytest.approx(won, abs=tolerance)
 
 
 @each_planted
 def test_a_healthy_program_gets_no_diagnosis(
     cause: str, program: Program, num_ranks: int, tolerance: float, tmp_path: Path
 ) -> None:
-    report = examined(program, num_ranks, tmp_path, has_cause=False)
-    found = [(diagnosis.finding.cause, diagnosis.gain) for diagnosis in report.diagnoses if not diagnosis.is_remark]
-    assert cause not in [str(name) for name, _ in found], found
+    report = Machine(lambda rank: program(rank, False), num_ranks).report(tmp_path)
+    assert cause not in causes(report), report.diagnoses
 
 
 def of_two_runs(folder: Path, nums: Sequence[int], other_nums: Sequence[int]) -> list[Path]:
@@ -95,15 +84,11 @@ def test_ranks_that_are_missing_are_told(tmp_path: Path, num_given: int) -> None
 
 def test_sums_that_are_hidden_cost_nothing(tmp_path: Path) -> None:
     """The same sums in both backward passes, each behind the computation after it."""
-    machine = Machine(lambda rank: two_backwards(rank, True, 25), 2)
-    report = diagnose(read_traces(machine.save(tmp_path)))
-    assert [one.finding.cause for one in report.diagnoses if not one.is_remark] == []
+    assert causes(Machine(lambda rank: two_backwards(rank, True, 25), 2).report(tmp_path)) == []
 
 
 def test_short_waits_for_the_default_stream_cost_nothing(tmp_path: Path) -> None:
-    machine = Machine(lambda rank: blocking_stream(rank, True, 8))
-    report = diagnose(read_traces(machine.save(tmp_path)))
-    (found,) = report.diagnoses
+    (found,) = Machine(lambda rank: blocking_stream(rank, True, 8)).report(tmp_path).diagnoses
     assert found.finding.cause == Cause.DEFAULT_STREAM
     assert found.is_remark
 
@@ -119,7 +104,7 @@ def test_streams_that_events_order_do_not_wait_for_the_default_stream(tmp_path: 
         rank.wait_stream(15)
         products(rank, 3, 120)
 
-    report = diagnose(read_traces(Machine(steps(layer)).save(tmp_path)))
+    report = Machine(steps(layer)).report(tmp_path)
     assert Cause.DEFAULT_STREAM not in [one.finding.cause for one in report.diagnoses]
 
 
@@ -136,9 +121,7 @@ def test_a_hiccup_in_one_step_hides_no_gain(tmp_path: Path) -> None:
         rank.python(120)
         rank.item()
 
-    report = diagnose(read_traces(Machine(steps(layer, end)).save(tmp_path)))
-    assert report.diagnoses[0].finding.cause == Cause.HOST_WAIT
-    assert not report.diagnoses[0].is_remark
+    assert causes(Machine(steps(layer, end)).report(tmp_path))[0] == Cause.HOST_WAIT
 
 
 def test_what_is_won_in_half_of_the_steps_is_a_remark(tmp_path: Path) -> None:
@@ -152,7 +135,7 @@ def test_what_is_won_in_half_of_the_steps_is_a_remark(tmp_path: Path) -> None:
         for number in range(STEPS):
             rank.scope(f"ProfilerStep#{number}", partial(step, rank, number))
 
-    report = diagnose(read_traces(Machine(program).save(tmp_path)))
+    report = Machine(program).report(tmp_path)
     assert report.traced.program.num_steps == STEPS
     assert Cause.HOST_WAIT in [one.finding.cause for one in report.diagnoses]
-    assert [one.finding.cause for one in report.diagnoses if not one.is_remark] == []
+    assert causes(report) == []

@@ -10,14 +10,13 @@ import pytest
 
 from crossfade.profile.doctor.diagnosis import Report, diagnose
 from crossfade.profile.doctor.view import Cause
-from crossfade.profile.traces.reader import read_trace, read_traces
+from crossfade.profile.traces.reader import read_trace
 from crossfade.profile.traces.tensors import dataflow
-from tests.helpers.gpu_traces import Machine, Rank
+from tests.helpers.gpu_traces import Machine, Program, Rank, causes, gain
 
 _STEPS, _LAYERS = 6, 6
 _INPUT, _OTHER = 1, 2  # storages
 _CONTENTION = 0.08  # of the step: the simulated machine knows none, and the doctor counts with some
-Program = Callable[[Rank], None]
 
 
 def kernels(rank: Rank, num: int, length_us: float, name: str, written: int) -> None:
@@ -53,22 +52,13 @@ LATE, RIGHT, NEEDED = ("input", "other", "sum"), ("input", "sum", "other"), ("ot
 
 
 def examined(program: Program, folder: Path, *, has_record: bool = True) -> Report:
-    return diagnose(read_traces(Machine(program, 2, has_record=has_record).save(folder)))
-
-
-def found(report: Report) -> list[Cause]:
-    return [one.finding.cause for one in report.diagnoses if not one.is_remark]
-
-
-def gain(program: Program, fixed: Program) -> float:
-    length_us, fixed_us = (Machine(one, 2, profiler_us=0.0).length_us for one in (program, fixed))
-    return 1 - fixed_us / length_us
+    return Machine(program, 2, has_record=has_record).report(folder)
 
 
 def test_a_late_event_is_told_by_its_tensors(tmp_path: Path) -> None:
     report = examined(layers(500, LATE), tmp_path)
-    assert found(report)[0] == Cause.LATE_EVENT
-    won = gain(layers(500, LATE), layers(500, RIGHT))
+    assert causes(report)[0] == Cause.LATE_EVENT
+    won = gain(layers(500, LATE), layers(500, RIGHT), 2)
     assert won > 0.2
     assert report.diagnoses[0].gain.likely == pytest.approx(won, abs=_CONTENTION)
     assert "input" in report.diagnoses[0].finding.evidence
@@ -81,8 +71,8 @@ def test_an_event_behind_what_makes_the_input_is_not_late(order: tuple[str, ...]
 
 
 def test_a_late_event_of_a_short_sum_costs_nothing(tmp_path: Path) -> None:
-    assert gain(layers(120, LATE), layers(120, RIGHT)) < 0.02
-    assert Cause.LATE_EVENT not in found(examined(layers(120, LATE), tmp_path))
+    assert gain(layers(120, LATE), layers(120, RIGHT), 2) < 0.02
+    assert Cause.LATE_EVENT not in causes(examined(layers(120, LATE), tmp_path))
 
 
 def test_a_plain_trace_does_not_tell(tmp_path: Path) -> None:
@@ -176,8 +166,8 @@ def training(sum_us: float, where: str, *, is_async: bool = True, num: int = 1 <
 def test_gradients_that_are_summed_behind_the_backward_pass(is_async: bool, tmp_path: Path) -> None:
     late = training(200, "behind", is_async=is_async)
     report = examined(late, tmp_path, has_record=False)
-    assert found(report) == [Cause.LATE_EVENT]
-    won = gain(late, training(200, "hook"))
+    assert causes(report) == [Cause.LATE_EVENT]
+    won = gain(late, training(200, "hook"), 2)
     assert won > 0.2
     assert report.diagnoses[0].gain.likely == pytest.approx(won, abs=_CONTENTION)
 
@@ -189,4 +179,4 @@ def test_gradients_that_are_summed_behind_the_backward_pass(is_async: bool, tmp_
 )
 def test_sums_that_cost_nothing_or_are_no_gradients(program: Program, tmp_path: Path) -> None:
     report = examined(program, tmp_path, has_record=False)
-    assert Cause.LATE_EVENT not in found(report)
+    assert Cause.LATE_EVENT not in causes(report)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,9 @@ from crossfade.profile.doctor.diagnosis import Report, diagnose
 from crossfade.profile.doctor.report import report_json
 from crossfade.profile.doctor.view import Cause
 from crossfade.profile.traces.reader import read_traces
-from tests.helpers.gpu_traces import Machine, Rank
+from tests.helpers.gpu_traces import Machine, Program, Rank, causes
 
 _STEPS = 6
-Program = Callable[[Rank], None]
 
 
 def small(launch_us: float, *, item_every: int = 0) -> Program:
@@ -40,18 +38,14 @@ def examined(program: Program, folder: Path, profiler_us: float, *, is_measured:
     """The report of a traced run, and how long a step takes that is not traced."""
     step_us = Machine(program, profiler_us=0.0).length_us / _STEPS
     machine = Machine(program, profiler_us=profiler_us, has_record=is_measured, untraced_us=step_us * is_measured)
-    return diagnose(read_traces(machine.save(folder))), step_us
-
-
-def found(report: Report) -> list[Cause]:
-    return [one.finding.cause for one in report.diagnoses if not one.is_remark]
+    return machine.report(folder), step_us
 
 
 @pytest.mark.parametrize("is_measured", [False, True])
 def test_a_host_that_the_profiler_makes_slow_is_no_cause(is_measured: bool, tmp_path: Path) -> None:
     report, step_us = examined(small(0.0), tmp_path, 4.4, is_measured=is_measured)
     assert report.step_us > 1.3 * step_us, "the traced program is launch-bound"
-    assert found(report) == []
+    assert causes(report) == []
     if is_measured:
         assert report.untraced.step_us == pytest.approx(step_us, rel=0.03)
         assert report.diagnoses == ()
@@ -71,7 +65,7 @@ def test_a_measured_step_tells_what_the_profiler_needs(profiler_us: float, tmp_p
     report, step_us = examined(small(14.0), tmp_path, profiler_us, is_measured=True)
     assert report.untraced.event_us == pytest.approx(profiler_us, abs=0.4)
     assert report.untraced.step_us == pytest.approx(step_us, rel=0.02)
-    assert found(report) == [Cause.LAUNCH]
+    assert causes(report) == [Cause.LAUNCH]
     gpu_us = 80 * (9 + 1.6) + 30 + 1.6
     assert report.diagnoses[0].gain.likely == pytest.approx(1 - gpu_us / step_us, abs=0.03)
     assert report_json(report)["is_untraced_measured"]
@@ -79,15 +73,14 @@ def test_a_measured_step_tells_what_the_profiler_needs(profiler_us: float, tmp_p
 
 
 def test_a_step_that_no_profiler_explains_is_said(tmp_path: Path) -> None:
-    machine = Machine(small(14.0), has_record=True, untraced_us=200.0)
-    report = diagnose(read_traces(machine.save(tmp_path)))
+    report = Machine(small(14.0), has_record=True, untraced_us=200.0).report(tmp_path)
     assert any("gains may be off by as much" in text for text in report.unknown)
     assert 0.0 < report.untraced.step_us < report.step_us
 
 
 def test_waits_come_before_launches_that_win_a_little_more(tmp_path: Path) -> None:
     report, _ = examined(small(9.0, item_every=4), tmp_path, 2.5, is_measured=False)
-    assert found(report) == [Cause.HOST_WAIT, Cause.LAUNCH]
+    assert causes(report) == [Cause.HOST_WAIT, Cause.LAUNCH]
     waits, launches = report.diagnoses
     assert waits.gain.likely < launches.gain.likely, "else the order says nothing"
     assert "on top of" in launches.confidence
@@ -95,7 +88,7 @@ def test_waits_come_before_launches_that_win_a_little_more(tmp_path: Path) -> No
 
 def test_launches_come_first_where_they_win_far_more(tmp_path: Path) -> None:
     report, _ = examined(small(60.0, item_every=10), tmp_path, 2.5, is_measured=False)
-    assert found(report)[0] == Cause.LAUNCH
+    assert causes(report)[0] == Cause.LAUNCH
 
 
 def test_the_rank_that_began_last_tells_how_long_an_untraced_step_is(tmp_path: Path) -> None:

@@ -10,10 +10,8 @@ import pytest
 import crossfade
 from crossfade.plan.timeline import Timeline
 from crossfade.profile.doctor.build import Traced
-from crossfade.profile.doctor.diagnosis import diagnose
 from crossfade.profile.doctor.metrics import rank_metrics
 from crossfade.profile.doctor.timeline import one_step, replayed, spans_of
-from crossfade.profile.traces.reader import read_traces
 from tests.helpers.gpu_traces import Machine, Rank
 
 
@@ -31,7 +29,7 @@ def seen(traced: Traced) -> Timeline:
 
 
 def test_figures_of_a_timeline(tmp_path: Path) -> None:
-    report = diagnose(read_traces(Machine(program, 2).save(tmp_path)))
+    report = Machine(program, 2).report(tmp_path)
     timeline = seen(report.traced)
     assert isinstance(timeline, crossfade.Timeline)
     assert timeline.actors == ("rank 0", "rank 1")
@@ -43,14 +41,14 @@ def test_figures_of_a_timeline(tmp_path: Path) -> None:
 
 
 def test_the_replay_without_change_is_the_trace(tmp_path: Path) -> None:
-    report = diagnose(read_traces(Machine(program, 2).save(tmp_path)))
+    report = Machine(program, 2).report(tmp_path)
     again = replayed(report.traced, report.traced.program, "again")
     assert again is not None
     assert again.makespan_us == pytest.approx(seen(report.traced).makespan_us, rel=0.01)
 
 
 def test_one_step_is_as_long_as_the_doctor_says(tmp_path: Path) -> None:
-    report = diagnose(read_traces(Machine(program, 2).save(tmp_path)))
+    report = Machine(program, 2).report(tmp_path)
     now, *_ = one_step(report)
     assert now.makespan_us == pytest.approx(report.step_us, rel=0.05)
     assert now.spans[0].start_us >= 0.0
@@ -61,6 +59,6 @@ def test_steps_without_work_of_the_gpu_are_passed_over(tmp_path: Path) -> None:
         for step in range(6):
             rank.scope(f"ProfilerStep#{step}", partial(rank.kernel, 200.0) if step > 2 else rank.free)
 
-    report = diagnose(read_traces(Machine(late_work).save(tmp_path)))
+    report = Machine(late_work).report(tmp_path)
     now, *_ = one_step(report)
     assert [span.execution for span in now.spans if span.stream != "host"] == [4]

@@ -7,31 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from crossfade.profile.doctor.diagnosis import Report, diagnose
 from crossfade.profile.doctor.view import Cause
-from crossfade.profile.traces.reader import read_traces
-from tests.helpers.doctor_programs import Program, batches_of_a_training_step, steps
-from tests.helpers.gpu_traces import Machine, Rank
+from tests.helpers.doctor_programs import batches_of_a_training_step, steps
+from tests.helpers.gpu_traces import Machine, Rank, causes, gain
 
-
-def examined(program: Program, folder: Path, *, has_cause: bool = True) -> Report:
-    machine = Machine(lambda rank: program(rank, has_cause), 2, has_record=True)
-    return diagnose(read_traces(machine.save(folder)))
+WITH, WITHOUT = (partial(batches_of_a_training_step, has_cause=has) for has in (True, False))
 
 
 def test_batches_that_a_step_joins_are_told_although_ranks_launch_different_numbers_of_calls(tmp_path: Path) -> None:
-    report = examined(batches_of_a_training_step, tmp_path)
-    length_us, fixed_us = (
-        Machine(partial(batches_of_a_training_step, has_cause=has), 2, profiler_us=0.0).length_us
-        for has in (True, False)
-    )
-    first = report.diagnoses[0]
+    first = Machine(WITH, 2, has_record=True).report(tmp_path).diagnoses[0]
     assert first.finding.cause == Cause.LAUNCH_ORDER
-    assert 0.2 < first.gain.likely < 1 - fixed_us / length_us  # this machine knows no contention
+    assert 0.2 < first.gain.likely < gain(WITH, WITHOUT, 2)  # this machine knows no contention
 
 
 def test_batches_that_are_launched_in_turns_are_no_diagnosis(tmp_path: Path) -> None:
-    report = examined(batches_of_a_training_step, tmp_path, has_cause=False)
+    report = Machine(WITHOUT, 2, has_record=True).report(tmp_path)
     assert Cause.LAUNCH_ORDER not in [one.finding.cause for one in report.diagnoses]
 
 
@@ -55,8 +45,6 @@ def test_a_collective_that_waits_for_its_communicator_alone_is_not_blocking_nor_
         wait()
         rank.operator("aten::mm", partial(rank.kernel, 200, "needs both"), [1, 2], [3])
 
-    report = diagnose(read_traces(Machine(steps(layer), 2, has_record=has_record).save(tmp_path)))
+    report = Machine(steps(layer), 2, has_record=has_record).report(tmp_path)
     assert report.error < 0.01
-    found = [one.finding.cause for one in report.diagnoses if not one.is_remark]
-    assert Cause.BLOCKING not in found
-    assert Cause.LATE_EVENT not in found
+    assert {Cause.BLOCKING, Cause.LATE_EVENT}.isdisjoint(causes(report))

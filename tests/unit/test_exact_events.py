@@ -16,7 +16,7 @@ from crossfade.profile.traces.launches import host_order
 from crossfade.profile.traces.reader import read_trace, read_traces
 from crossfade.profile.traces.record import Record
 from crossfade.profile.traces.waits import Waits, waits_of
-from tests.helpers.gpu_traces import Machine, Rank
+from tests.helpers.gpu_traces import Machine, Rank, causes
 
 
 def waits(program: Callable[[Rank], None], folder: Path, *, has_record: bool) -> tuple[Waits, dict[str, Activity]]:
@@ -195,15 +195,14 @@ def one_queue(rank: Rank) -> None:
 def test_hardware_queues_are_told_with_a_record_only(tmp_path: Path) -> None:
     environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     machine = Machine(one_queue, environment=environment, has_record=True)
-    report = diagnose(read_traces(machine.save(tmp_path)))
-    found = [one for one in report.diagnoses if not one.is_remark]
-    assert found[0].finding.cause == Cause.QUEUES
+    report = machine.report(tmp_path)
+    assert causes(report)[0] == Cause.QUEUES
     gain = 1 - Machine(one_queue).length_us / machine.length_us
     assert gain > 0.2
-    assert found[0].gain.likely == pytest.approx(gain, abs=0.1)
-    plain = diagnose(read_traces(Machine(one_queue, environment=environment).save(tmp_path)))
+    assert report.diagnoses[0].gain.likely == pytest.approx(gain, abs=0.1)
+    plain = Machine(one_queue, environment=environment).report(tmp_path)
     assert Cause.QUEUES not in [one.finding.cause for one in plain.diagnoses]
-    healthy = diagnose(read_traces(Machine(one_queue, has_record=True).save(tmp_path)))
+    healthy = Machine(one_queue, has_record=True).report(tmp_path)
     assert Cause.QUEUES not in [one.finding.cause for one in healthy.diagnoses]
 
 
