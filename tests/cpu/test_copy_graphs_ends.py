@@ -24,6 +24,7 @@ from crossfade.errors import ActorError, DeviceError  # noqa: E402
 from tests.helpers.calm import calm_s  # noqa: E402
 from tests.helpers.copy_graphs import Worker, chain, expected, run  # noqa: E402
 from tests.helpers.footprint import check_growth  # noqa: E402
+from tests.helpers.transport_checks import check_lengths, check_odd_ones_fail, get_all  # noqa: E402
 from tests.helpers.waiting import until  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("torn_down")
@@ -93,12 +94,7 @@ def transport(request: Any) -> str:
 @pytest.mark.parametrize("options", [{}, {"max_inflight": 1}, {"overlap": True}, {"buffer_bytes": 100_000}], ids=str)
 def test_tensors_of_changing_lengths(actors: list[Any], options: dict[str, Any], transport: str) -> None:
     graph = chain(actors, transport, **options)
-    sizes = [0, 1, 10, 1000, 5, 100_000, 100_000, 7]
-    for size in sizes:
-        assert run(graph, size) == expected(size)
-    num_ahead = min(len(sizes), graph.plan.max_inflight)
-    refs = [graph.execute(size) for size in sizes[:num_ahead]]
-    assert [crossfade.get(ref, timeout=30) for ref in refs] == [expected(size) for size in sizes[:num_ahead]]
+    check_lengths(graph, [0, 1, 10, 1000, 5, 100_000, 100_000, 7], expected)
     assert {spec.transport for spec in graph.plan.channels if spec.id in ("n0", "n1")} == {transport}
     graph.teardown()
 
@@ -136,13 +132,7 @@ def test_a_method_that_raises_before_it_sends_costs_one_execution(actors: list[A
     with crossfade.InputNode() as given:
         made = first.fail_if_odd.bind(given).with_tensor_transport(transport)
         graph = third.total.bind(second.double.bind(made).with_tensor_transport(transport)).compile()
-    for size in range(10):
-        ref = graph.execute(size)
-        if size % 2:
-            with pytest.raises(KeyError):
-                ref.get(timeout=30)
-        else:
-            assert ref.get(timeout=30) == size * (size - 1)
+    check_odd_ones_fail(graph, lambda size: size * (size - 1))
 
 
 def test_kept_tensors_stay_whole_also_after_teardown_and_their_memory_comes_back(
@@ -182,11 +172,6 @@ def test_a_reader_asks_for_memory_while_its_program_stands_elsewhere(actors: lis
         assert graph.execute(size).get(timeout=30) == 3 * (size * (size - 1) // 2)
 
 
-def wait_for_all(graph: crossfade.CompiledGraph, refs: list[Any]) -> None:
-    for ref in [*refs, graph.execute(1)]:
-        crossfade.get(ref, timeout=30)
-
-
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_actor_is_named_and_the_others_go_on(actors: list[Any], victim: int, transport: str) -> None:
     mortal, left = Remote.options(name=f"{transport}{victim}").remote(), actors[:2]
@@ -196,7 +181,7 @@ def test_a_killed_actor_is_named_and_the_others_go_on(actors: list[Any], victim:
     os.kill(crossfade.get(mortal.pid.remote()), signal.SIGKILL)
     begin = calm_s()
     with pytest.raises(crossfade.ActorDiedError, match=f"{transport}{victim}"):
-        wait_for_all(graph, refs)
+        get_all(graph, refs)
     assert calm_s() - begin < 2
     graph.teardown()
     again = chain([left[0], left[1], left[0]], transport)

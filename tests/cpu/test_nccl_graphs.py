@@ -15,6 +15,7 @@ import crossfade  # noqa: E402
 from tests.helpers.calm import calm_s  # noqa: E402
 from tests.helpers.copy_graphs import NcclWorker  # noqa: E402
 from tests.helpers.footprint import footprint, growth  # noqa: E402
+from tests.helpers.transport_checks import check_lengths, check_odd_ones_fail, get_all  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs: see tests/gpu2"),
@@ -48,12 +49,7 @@ def expected(size: int) -> list[int]:
 @pytest.mark.parametrize("options", [{}, {"max_inflight": 1}, {"overlap": True}], ids=str)
 def test_tensors_of_changing_lengths(actors: list[Any], options: dict[str, Any]) -> None:
     graph = chain(actors, **options)
-    sizes = [0, 1, 10, 1000, 5, 100_000, 100_000, 7]
-    for size in sizes:
-        assert crossfade.get(graph.execute(size), timeout=30) == expected(size)
-    num_ahead = min(len(sizes), graph.plan.max_inflight)
-    refs = [graph.execute(size) for size in sizes[:num_ahead]]
-    assert [crossfade.get(ref, timeout=30) for ref in refs] == [expected(size) for size in sizes[:num_ahead]]
+    check_lengths(graph, [0, 1, 10, 1000, 5, 100_000, 100_000, 7], expected)
     assert {graph.plan.channel[name].transport for name in ("n0", "n1")} == {"nccl"}
 
 
@@ -77,14 +73,7 @@ def test_a_measured_timeline_has_the_transfers_that_the_prediction_has(actors: l
 
 
 def test_a_method_that_raises_before_it_sends_costs_one_execution(actors: list[Any]) -> None:
-    graph = chain(actors, "fail_if_odd")
-    for size in range(10):
-        ref = graph.execute(size)
-        if size % 2:
-            with pytest.raises(KeyError):
-                crossfade.get(ref, timeout=30)
-        else:
-            assert crossfade.get(ref, timeout=30) == expected(size)
+    check_odd_ones_fail(chain(actors, "fail_if_odd"), expected)
 
 
 def test_teardown_with_executions_in_flight(actors: list[Any]) -> None:
@@ -129,12 +118,7 @@ def test_a_killed_actor_is_named_and_the_others_go_on(session: None, actors: lis
     os.kill(pid, signal.SIGKILL)
     begin = calm_s()
     with pytest.raises(crossfade.ActorDiedError, match=f"mortal{victim}"):
-        for_all(graph, refs)
+        get_all(graph, refs)
     assert calm_s() - begin < 2
     graph.teardown(timeout=30)
     assert crossfade.get(chain(actors).execute(3), timeout=30) == expected(3)
-
-
-def for_all(graph: crossfade.CompiledGraph, refs: list[Any]) -> None:
-    for ref in [*refs, graph.execute(1)]:
-        crossfade.get(ref, timeout=30)

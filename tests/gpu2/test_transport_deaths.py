@@ -12,6 +12,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
+from tests.helpers.transport_checks import get_all  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("session")
 
@@ -43,11 +44,6 @@ def there_and_back(first: Any, second: Any, transport: Any) -> crossfade.Compile
     return graph
 
 
-def get_all(refs: list[Any]) -> None:
-    for ref in refs:
-        crossfade.get(ref, timeout=30)
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("transport", ["copy", "staged", crossfade.Transport.NCCL], ids=str)
 @pytest.mark.parametrize("victim", [0, 1])
@@ -60,7 +56,7 @@ def test_a_killed_actor_is_named_and_the_other_goes_on(transport: Any, victim: i
     os.kill(pid, signal.SIGKILL)
     begin = time.monotonic()
     with pytest.raises(crossfade.ActorDiedError, match=f"w{victim}"):
-        get_all([*refs, graph.execute(1)])
+        get_all(graph, refs)
     assert time.monotonic() - begin < LIMIT_S
     graph.teardown(timeout=60)
     again = there_and_back(pair[1 - victim], Remote.options(num_gpus=1).remote(), transport)

@@ -25,6 +25,7 @@ from tests.helpers.gpus import num_gpus  # noqa: E402
 from tests.helpers.nccl_pair import open_nccl_pair  # noqa: E402
 from tests.helpers.sessions import opened  # noqa: E402
 from tests.helpers.staged_pair import open_staged_pair  # noqa: E402
+from tests.helpers.transport_checks import check_lengths, check_odd_ones_fail  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -176,13 +177,8 @@ def test_all_dtypes(pair: list[Any], transport: Any, dtype: str) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"max_inflight": 1}, {"overlap": True}], ids=str)
 def test_changing_lengths(pair: list[Any], transport: Any, options: dict[str, Any]) -> None:
-    graph = chain(pair, transport, **options)
     sizes = [0, 1, 10, 1000, 5, 100_000, 20_000_000, 7, 20_000_000, 3]
-    for size in sizes:
-        assert crossfade.get(graph.execute(size), timeout=60) == expected(size)
-    num_ahead = min(len(sizes), graph.plan.max_inflight)
-    refs = [graph.execute(size) for size in sizes[:num_ahead]]
-    assert [crossfade.get(ref, timeout=60) for ref in refs] == [expected(size) for size in sizes[:num_ahead]]
+    check_lengths(chain(pair, transport, **options), sizes, expected, timeout_s=60)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -261,13 +257,7 @@ def test_kept_tensors_stay_whole_also_after_teardown(pair: list[Any], transport:
 def test_a_method_that_raises_before_it_sends_costs_one_execution(pair: list[Any], transport: Any) -> None:
     first, second = pair
     graph = second.total.bind(first.fail_if_odd.bind(crossfade.InputNode()).with_tensor_transport(transport)).compile()
-    for size in range(10):
-        ref = graph.execute(size)
-        if size % 2:
-            with pytest.raises(KeyError):
-                ref.get(timeout=60)
-        else:
-            assert ref.get(timeout=60) == size * (size - 1) // 2
+    check_odd_ones_fail(graph, lambda size: size * (size - 1) // 2, timeout_s=60)
 
 
 WAYS = [*TRANSPORTS, "auto", "shm", "gloo"]
