@@ -55,12 +55,15 @@ def slim(trace: dict[str, Any], num_steps: int | None = None) -> dict[str, Any]:
 
 
 def _first_steps(events: list[dict[str, Any]], num: int) -> list[dict[str, Any]]:
-    """What the host does before the end of a step, and what the GPU does for it."""
-    steps = [
-        event for event in events if event.get("cat") == "user_annotation" and event["name"].startswith("ProfilerStep#")
-    ]
-    marks = sorted(event["ts"] + event["dur"] for event in steps)
-    end_us = marks[num - 1]
+    """What the host does until so many steps are over, and what the GPU does for it. A step is over where the next one begins: its
+    mark may be over at once, as `crossfade.record` makes them, or last as long as the step, as torch's own does.
+    """
+    starts = sorted(
+        event["ts"]
+        for event in events
+        if event.get("cat") == "user_annotation" and event["name"].startswith("ProfilerStep#")
+    )
+    end_us = starts[num] if num < len(starts) else float("inf")
     calls = [event for event in events if event.get("cat") in _CALLS]
     later = {
         event["args"]["correlation"] for event in calls if event["ts"] >= end_us and "correlation" in event["args"]

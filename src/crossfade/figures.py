@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import MISSING, fields
+from numbers import Integral, Real
 from typing import Any
 
 from crossfade.hints import nearest
 
-__all__ = ["arguments_of", "check_figure", "check_whole", "parsed"]
+__all__ = ["arguments_of", "check_figure", "check_whole", "is_figure", "parsed"]
 
 
 def parsed(text: str, what: str, hint: str) -> Any:
     """What a file has (ValueError where it is no JSON)."""
     try:
         return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"this is no {what}: {error}\nhint: {hint}") from error
 
 
@@ -37,15 +39,29 @@ def arguments_of(kind: type[Any], data: Any, where: str, hint: str) -> dict[str,
     return dict(data)
 
 
+def is_figure(figure: Any, least: float = 0.0) -> bool:
+    """Whether it is a finite number of at least ``least``; numpy's count."""
+    is_number = type(figure) is not bool and isinstance(figure, Real)
+    try:
+        return is_number and bool(figure >= least) and math.isfinite(figure)
+    except OverflowError:  # an integer of 310 digits
+        return False
+
+
 def check_figure(name: str, figure: object, least: float = 0.0) -> None:
-    """Refuses what is no finite number of at least ``least`` (ValueError)."""
-    is_number = isinstance(figure, int | float) and not isinstance(figure, bool)
-    if not (is_number and least <= figure <= sys.float_info.max):  # type: ignore[operator]
+    """Refuses what is not `is_figure` (ValueError)."""
+    if not is_figure(figure, least):
         least_text = f"at least {least:g}" if least >= 1 else "not negative" if least == 0 else "more than 0"
-        raise ValueError(f"{name} is {figure!r}\nhint: figures are finite and {least_text}")
+        raise ValueError(f"{name} is {_shown(figure)}\nhint: figures are finite numbers, and {least_text}")
 
 
-def check_whole(name: str, number: object, least: int) -> None:
+def check_whole(name: str, number: Any, least: int) -> None:
     """Refuses what is no whole number of at least ``least`` (ValueError)."""
-    if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= sys.maxsize:
-        raise ValueError(f"{name} is {number!r}\nhint: it is a whole number of at least {least}")
+    is_whole = type(number) is not bool and isinstance(number, Integral)
+    if not (is_whole and least <= number <= sys.maxsize):
+        raise ValueError(f"{name} is {_shown(number)}\nhint: it is a whole number of at least {least}")
+
+
+def _shown(figure: object) -> str:
+    """Integers that Python refuses to write out are too large."""
+    return "too large" if isinstance(figure, int) and abs(figure) > sys.float_info.max else repr(figure)

@@ -36,7 +36,7 @@ def without(spans: Sequence[tuple[float, float]], others: Sequence[tuple[float, 
 
 def length_us(spans: Iterable[tuple[float, float]]) -> float:
     """How long merged spans are together."""
-    return sum(end - start for start, end in spans)
+    return sum((end - start for start, end in spans), 0.0)
 
 
 def union_us(spans: Iterable[tuple[float, float]]) -> float:

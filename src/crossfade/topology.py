@@ -263,7 +263,9 @@ class Topology:
     @classmethod
     def from_json(cls, text: str) -> Topology:
         """Reads what `to_json` wrote, or what a person wrote of a cluster."""
-        return cls.from_data(parsed(text, "topology", _NEW_ONE))
+        return cls.from_data(
+            parsed(text, "topology", f"the file is JSON: docs/clusters.md describes a cluster's; or {_NEW_ONE}")
+        )
 
     @classmethod
     def from_data(cls, data: Any) -> Topology:

@@ -6,7 +6,9 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -163,7 +165,7 @@ def test_synchronous_methods_are_several_names() -> None:
     ],
 )
 def test_impossible_workloads_are_refused(build: Callable[[], Workload]) -> None:
-    with pytest.raises(ValueError, match="hint: figures are finite and not negative"):
+    with pytest.raises(ValueError, match="hint: figures are finite numbers, and not negative"):
         build()
 
 
@@ -197,12 +199,34 @@ HUGE = "1" + "0" * 400
 
 @pytest.mark.parametrize(
     "text",
-    ["[" * 100_000, f'{{"gbs": {HUGE}}}', f'{{"num_cores": {HUGE}}}', f'{{"slowdown": {{"compute": {HUGE}}}}}'],
-    ids=["deep", "gbs", "num_cores", "slowdown"],
+    [
+        "[" * 100_000,
+        f'{{"gbs": {HUGE}}}',
+        f'{{"num_cores": {HUGE}}}',
+        f'{{"slowdown": {{"compute": {HUGE}}}}}',
+        "9" * 5000,
+    ],
+    ids=["deep", "gbs", "num_cores", "slowdown", "digits"],
 )
 def test_text_that_python_chokes_on_is_no_cost_model(text: str) -> None:
     with pytest.raises(ValueError, match="hint:"):
         CostModel.from_json(text)
+
+
+def test_numbers_of_numpy_are_figures() -> None:
+    single: Any = np.float32
+    whole: Any = np.int64
+    work = Workload({"f": single(12.5)}, {"f": whole(8)}, np.float64(1.0))
+    assert work.compute_us["f"] == 12.5
+    assert CostModel(hop_us=single(2.0), num_cores=whole(2)).hop_us == 2.0
+    for build in (lambda: Workload({"f": single("nan")}), lambda: CostModel(num_cores=single(2.0))):
+        with pytest.raises(ValueError, match="hint: "):
+            build()
+
+
+def test_a_number_that_cannot_be_written_out_is_too_large() -> None:
+    with pytest.raises(ValueError, match=r"CostModel\.hop_us is too large\nhint: "):
+        CostModel(hop_us=10**5000)
 
 
 def misfit(points: list[tuple[int, int]], a: float, b: float) -> float:
@@ -260,10 +284,16 @@ def test_it_comes_back_from_json() -> None:
         ("[]", r"the workload is \[\]\nhint: it is an object; for example"),
         ('{"compute": {}}', "has 'compute', which means nothing there\nhint: did you mean 'compute_us'"),
         ('{"compute_us": 3}', "compute_us of the workload is 3"),
-        ('{"compute_us": {"f": "3"}}', "the time of f is '3'"),
-        ('{"default_value_bytes": true}', "the size of default_value_bytes is True"),
+        ('{"compute_us": {"f": "3"}}', "compute_us of the workload: f is '3'\nhint: figures are finite numbers"),
+        (
+            '{"default_value_bytes": true}',
+            "default_value_bytes of the workload is True\nhint: figures are finite numbers",
+        ),
         ('{"synchronous": "f"}', "synchronous of the workload is 'f'"),
-        (json.dumps({"compute_us": {"f": -1}}), "the time of f is -1"),
+        (
+            json.dumps({"compute_us": {"f": -1}}),
+            "compute_us of the workload: f is -1\nhint: figures are finite numbers, and not negative",
+        ),
     ],
 )
 def test_mistakes_in_its_text_are_told(text: str, said: str) -> None:

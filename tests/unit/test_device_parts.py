@@ -278,9 +278,15 @@ def test_a_record_comes_back_from_its_bytes(record: Record) -> None:
     data = pack(record)
     assert len(data) <= 100
     assert unpack(data) == record
-    for wrong in (data[:-1], data + b"x", b"\xff" + data[1:], b""):
+    longer = bytes([data[0] + 1]) + data[1:] + b"\x00"
+    for wrong in (data[:-1], data + b"x", b"\xff" + data[1:], b"", longer):
         with pytest.raises(ChannelError):
             unpack(wrong)
+
+
+def test_numbers_of_records_are_not_negative() -> None:
+    with pytest.raises(ChannelError):
+        unpack(pack(Wanted(-1)))
 
 
 def test_a_long_reason_is_cut() -> None:

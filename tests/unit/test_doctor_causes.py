@@ -10,7 +10,7 @@ import pytest
 
 from crossfade.errors import TraceError
 from crossfade.profile.doctor.diagnosis import diagnose
-from crossfade.profile.doctor.view import Cause
+from crossfade.profile.doctor.view import Cause, View
 from crossfade.profile.traces.reader import read_traces
 from tests.helpers.doctor_programs import PLANTED, STEPS, Program, blocking_stream, products, steps, two_backwards
 from tests.helpers.gpu_traces import Machine, Rank, causes, gain
@@ -139,3 +139,26 @@ def test_what_is_won_in_half_of_the_steps_is_a_remark(tmp_path: Path) -> None:
     assert report.traced.program.num_steps == STEPS
     assert Cause.HOST_WAIT in [one.finding.cause for one in report.diagnoses]
     assert causes(report) == []
+
+
+@pytest.mark.parametrize("marks_last", [False, True])
+def test_what_is_around_several_steps_is_no_place_in_one(marks_last: bool, tmp_path: Path) -> None:
+    def step(rank: Rank) -> None:
+        for _ in range(20):
+            rank.kernel(30)
+            rank.python(400)
+            rank.item()
+
+    def program(rank: Rank) -> None:
+        def epoch() -> None:
+            for number in range(STEPS):
+                rank.scope(f"ProfilerStep#{number}", partial(step, rank) if marks_last else partial(rank.python, 0.5))
+                if not marks_last:
+                    step(rank)
+
+        rank.scope("epoch", epoch)
+
+    view = View(Machine(program).report(tmp_path).traced)
+    said = view.sites(range(len(view.traced.calls)))
+    assert "aten::item (" in said
+    assert "epoch" not in said

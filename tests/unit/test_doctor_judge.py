@@ -68,12 +68,15 @@ def test_a_program_without_a_cause_is_never_set_aside(judged: Judged) -> None:
     assert "2 of 2 traces" in judged(cause="", gains=WIDE)
 
 
-def test_a_slim_trace_keeps_the_first_steps_and_what_the_gpu_does_for_them() -> None:
+@pytest.mark.parametrize("mark_us", [0.5, 90.0])
+def test_a_slim_trace_keeps_the_first_steps_and_what_the_gpu_does_for_them(mark_us: float) -> None:
     events: list[dict[str, object]] = []
     for step in range(3):
         at, own = 100.0 * step, {"correlation": step}
         for kind in ("user_annotation", "gpu_user_annotation"):
-            events.append({"ph": "X", "cat": kind, "name": f"ProfilerStep#{step}", "ts": at, "dur": 90.0, "args": {}})
+            events.append(
+                {"ph": "X", "cat": kind, "name": f"ProfilerStep#{step}", "ts": at, "dur": mark_us, "args": {}}
+            )
         events.append(
             {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": at + 5, "dur": 3.0, "args": own}
         )

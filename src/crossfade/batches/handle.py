@@ -206,15 +206,21 @@ class Interleaved:
     def _run(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Run | None]:
         if step.way.moves is Moves.ONE:
             return self.module(*args, **kwargs), None
-        parts = [Call(*part) for part in self._split(args, kwargs, self._runner.num_batches)]
-        # an error in the run is told to the other ranks, which have begun theirs
-        calls = [partial(self.module, *part.args, **part.kwargs) for part in parts] or [partial(self._refuse_rows)]
+        parts: list[Call] = []
+        try:
+            parts += [Call(*part) for part in self._split(args, kwargs, self._runner.num_batches)]
+            if not parts:
+                raise BatchesError(
+                    f"a batch has fewer rows than {self._runner.num_batches}",
+                    hint="the other ranks split theirs: give more rows",
+                )
+            calls = [partial(self.module, *part.args, **part.kwargs) for part in parts]
+        except Exception as error:
+            calls = [partial(_raise, error)]  # in the run, so that the other ranks are told, which have begun theirs
         device = "cuda" if "cuda" in device_kinds((args, kwargs)) else "cpu"
         outputs, run = self._runner.run(step, device, calls, in_one_stream=self._in_one_stream)
         return self._join(outputs, [part.num_rows for part in parts]), run
 
-    def _refuse_rows(self) -> None:
-        raise BatchesError(
-            f"a batch has fewer rows than {self._runner.num_batches}",
-            hint="the other ranks split theirs: give more rows",
-        )
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -94,7 +94,7 @@ class Pool:
 
     def _take_back(self, block: Block) -> None:
         with self._lock:
-            self._used.discard(block)
+            self._used.remove(block)
             self._idle.setdefault(block.size_bytes, []).append(block)
 
     def trim(self) -> int:

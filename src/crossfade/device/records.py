@@ -7,78 +7,80 @@ one was sent is seen after it was read.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
 from crossfade.errors import ChannelError
 
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
-class Enqueued(msgspec.Struct, frozen=True, array_like=True, tag=0):
+
+class Enqueued(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=0):
     """Sender to receiver: the copy into a slot and the setting of its ``full`` are enqueued."""
 
-    generation: int
-    slot: int
-    size_bytes: int
+    generation: Number
+    slot: Number
+    size_bytes: Number
 
 
-class FreeEnqueued(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class FreeEnqueued(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1):
     """Receiver to sender: the setting of a slot's ``free`` is enqueued, behind the last use of the value in it."""
 
-    generation: int
-    slot: int
+    generation: Number
+    slot: Number
 
 
-class Wanted(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class Wanted(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2):
     """Sender to receiver: a value of this length does not fit; please offer larger slots."""
 
-    size_bytes: int
+    size_bytes: Number
 
 
-class Offer(msgspec.Struct, frozen=True, array_like=True, tag=3):
+class Offer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3):
     """Receiver to sender: slots to use from now on, all of them free. Slot ``k`` begins at ``k * slot_bytes``."""
 
-    generation: int  # counts offers, from 0
-    group: int  # which signals of the board belong to them
-    num_slots: int
-    slot_bytes: int
+    generation: Number  # counts offers, from 0
+    group: Number  # which signals of the board belong to them
+    num_slots: Number
+    slot_bytes: Number
     handle: bytes  # by which the memory is opened
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag=9):
+class Refused(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=9):
     """Receiver to sender: there is no memory for slots of that length."""
 
-    size_bytes: int  # the value that was asked for
+    size_bytes: Number  # the value that was asked for
     reason: str  # why, for people; what does not fit into a record is cut off
 
 
-class Retired(msgspec.Struct, frozen=True, array_like=True, tag=4):
+class Retired(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4):
     """Sender to receiver: the slots of a generation are closed here, all copies into them are done."""
 
-    generation: int
-    num_values: int  # how many were sent through it
+    generation: Number
+    num_values: Number  # how many were sent through it
 
 
-class Finished(msgspec.Struct, frozen=True, array_like=True, tag=8):
+class Finished(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=8):
     """Sender to receiver: this side is closed; offers that it has not retired were not used, and no more are wanted."""
 
 
-class Announced(msgspec.Struct, frozen=True, array_like=True, tag=5):
+class Announced(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=5):
     """Staged sender to receiver: the next value is this long."""
 
-    size_bytes: int
+    size_bytes: Number
 
 
-class ChunksEnqueued(msgspec.Struct, frozen=True, array_like=True, tag=6):
+class ChunksEnqueued(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=6):
     """Staged sender to receiver: so many more chunks are on their way into the host's memory."""
 
-    num_chunks: int
+    num_chunks: Number
 
 
-class ChunksFreeEnqueued(msgspec.Struct, frozen=True, array_like=True, tag=7):
+class ChunksFreeEnqueued(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=7):
     """Staged receiver to sender: the ``free`` of so many more chunks is enqueued."""
 
-    num_chunks: int
+    num_chunks: Number
 
 
 Record: TypeAlias = (

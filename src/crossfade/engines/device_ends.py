@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from crossfade.channels.shm_reader import ShmReader
@@ -113,10 +114,11 @@ class DeviceEnds:
 
     def _close_boards(self) -> None:
         """Closes them, and the plan's memory, of which they are views."""
-        for board in self._boards.values():
-            board.close()
-        for memory in self._shared.values():
-            memory.close()
+        with ExitStack() as closing:
+            for memory in self._shared.values():
+                closing.callback(memory.close)
+            for board in self._boards.values():
+                closing.callback(board.close)
 
     @property
     def home(self) -> DeviceContext:

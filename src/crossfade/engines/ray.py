@@ -285,17 +285,16 @@ class RayEngine(LocalEngine):
         if launched is None:
             return
         launched.has_come.wait()
-        with self._restarting:  # of several threads that find it ended, one asks for it
-            if (
-                launched.has_come.is_set()
-                and launched.can_restart
-                and launched.error is None
-                and self.processes.has_ended(actor)
-            ):
-                self._launch(launched)
-        launched.has_come.wait()
+        if self._must_restart(launched):
+            with self._restarting:  # of several threads that have found it ended, one asks for it
+                if launched.has_come.is_set() and self._must_restart(launched):
+                    self._launch(launched)
+            launched.has_come.wait()
         if launched.error is not None:
             raise _start_error(launched) from launched.error
+
+    def _must_restart(self, launched: _Launched) -> bool:
+        return launched.error is None and launched.can_restart and self.processes.has_ended(launched.name)
 
     # Ending
 

@@ -136,7 +136,7 @@ class Processes:
                 self._send(rank, told=told)
 
     def _answers(self, ranks: list[int], deadline: float, too_late: str) -> dict[int, dict[str, Any]]:
-        """One message of each rank."""
+        """One message of each rank. The limit is for its begin: it is short, and sent at once."""
         answers: dict[int, dict[str, Any]] = {}
         missing = list(ranks)
         while missing:

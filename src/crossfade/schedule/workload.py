@@ -9,7 +9,7 @@ from itertools import islice
 from statistics import median
 from typing import Any
 
-from crossfade.figures import arguments_of, check_figure, parsed
+from crossfade.figures import arguments_of, check_figure, is_figure, parsed
 from crossfade.hints import nearest
 from crossfade.plan.actions import MAIN, Verb
 from crossfade.plan.plan import NodeSpec, Plan
@@ -52,11 +52,12 @@ class Workload:
             )
         # Equal, whatever collection it was given as.
         object.__setattr__(self, "synchronous", frozenset(self.synchronous))
-        times: dict[str, float] = {**self.compute_us, "default_compute_us": self.default_compute_us}
-        sizes: dict[str, float] = {**self.value_bytes, "default_value_bytes": self.default_value_bytes}
-        for what, figures in (("time", times), ("device time", self.device_us), ("size", sizes)):
-            for name, figure in figures.items():
-                check_figure(f"the {what} of {name}", figure)
+        for what in ("default_compute_us", "default_value_bytes"):
+            check_figure(f"{what} of the workload", getattr(self, what))
+        for what in ("compute_us", "value_bytes", "device_us"):
+            for name, figure in getattr(self, what).items():
+                if not is_figure(figure):
+                    check_figure(f"{what} of the workload: {name}", figure)
 
     def check_names(self, plan: Plan) -> None:
         """Refuses names that the plan does not have: what they stand for would be left out, and the prediction wrong.

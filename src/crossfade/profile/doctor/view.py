@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -203,12 +204,19 @@ class View:
         """Marks on hosts, of the longest of these losses."""
         return _longest([Mark(loss.rank, None, loss.start_us, loss.end_us, label) for loss in losses])
 
+    @cached_property
+    def _marks_us(self) -> list[list[float]]:
+        """When steps begin that are marked, by rank; infinity comes last."""
+        traces = self.traced.traces
+        return [[*(scope.start_us for scope in trace.operators.named(MARK)), float("inf")] for trace in traces]
+
     def site(self, rank: int, call: Call) -> Site:
         """Where a call was made."""
-        trace = self.traced.traces[rank]
+        trace, marks_us = self.traced.traces[rank], self._marks_us[rank]
         operator = ""
         for scope in trace.operators.around(call.thread, call.start_us):
-            if scope.name.startswith(MARK):
+            next_us = marks_us[bisect_right(marks_us, scope.start_us)]
+            if next_us < scope.end_us or scope.name.startswith(MARK):  # it is around more than a step
                 break
             if scope.name != "record_param_comms":
                 operator = scope.name
