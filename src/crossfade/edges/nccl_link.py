@@ -189,7 +189,8 @@ class NcclLink:
         self._label = f"{pair[0]} to {pair[1]} over NCCL"
         self._enter_thread = homes[0].driver.enter_thread
         self._closing_since: float | None = None
-        self._is_drained = self._is_ending = False
+        self._is_drained = False
+        self._ending = threading.Lock()  # taken by whoever ends it first, for good
         self._late: dict[
             tuple[int, int], list[tuple[int, int]]
         ] = {}  # sent and not asked for: (lane, number) to its places
@@ -274,9 +275,8 @@ class NcclLink:
 
     def _end(self, how: str, and_then: Callable[[], None]) -> None:
         """Ends the communicators, in a thread, for that may take a while; ``and_then`` is called there once they are gone."""
-        if self._is_ending:
+        if not self._ending.acquire(blocking=False):
             return
-        self._is_ending = True
         groups, enter_thread = [lane.group for lane in self.lanes], self._enter_thread
         for lane in self.lanes:
             lane.group = None
