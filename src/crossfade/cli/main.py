@@ -28,6 +28,7 @@ import crossfade
 from crossfade.api.options import MAX_INFLIGHT
 from crossfade.cli.exits import INTERRUPTED, PROBLEM, USERS_MISTAKE, UsersMistake, WrongResult
 from crossfade.errors import CrossfadeError, MissingDependency, TraceError
+from crossfade.host.doorbell import DEFAULT_SPIN_US
 
 app = typer.Typer(
     name="crossfade",
@@ -299,7 +300,7 @@ def hops(
     num: Annotated[int, typer.Option(min=10, help="Executions for each figure (fewer where they take long).")] = 5000,
     spin_us: Annotated[
         float, typer.Option(min=0, help="How long, in microseconds, a waiting process looks for work before it sleeps.")
-    ] = 60.0,
+    ] = DEFAULT_SPIN_US,
 ) -> None:
     """Round trips through actors: latency, chains, fan-out, arrays, several in flight. All values are checked."""
     with _command():
