@@ -16,7 +16,7 @@ from typing import Any
 __all__ = ["NAMES_OF_ACTORS", "NAMES_OF_RAY", "error_of", "refuse_others", "watch_imports"]
 
 _BOOKED = "crossfade.init(num_cpus=..., num_gpus=..., resources=...) says what there is"
-_ONE_HOST = "all actors are processes of this host: leave it out"
+_ONE_HOST = "on one host leave it out; on a Ray cluster take Ray's own"
 _MOST_SHOWN = 12
 _COMPILED = (
     "graphs are compiled, and their nodes are bound methods of actors: a function becomes a method of an actor's class"
@@ -31,7 +31,7 @@ NAMES_OF_RAY = {
     "cluster_resources": f"{_BOOKED}; by default the cores and GPUs that this process may use",
     "get_gpu_ids": "an actor's first GPU is its torch.cuda.current_device(); graph.plan.devices says who has which",
     "get_runtime_context": "give an actor what it should know about itself to its constructor; os.getpid() tells actors apart",
-    "nodes": "a session is on one machine, this one",
+    "nodes": "a session is on one machine, this one; on a Ray cluster ray.nodes() tells",
 }
 """Of the module ``ray``, with hints."""
 

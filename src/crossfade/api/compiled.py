@@ -93,6 +93,8 @@ class CompiledGraph:
             TypeError: the arguments do not fit the graph.
             StaticShapeError: nor do the shapes of their tensors fit what was promised of the input; the execution did not start.
             ChannelTimeout: ``submit_timeout`` passed before there was room.
+            GraphClosed: it was torn down, or its session shut down.
+            SessionError: it was interrupted while it moved a value, or is called in the middle of a call of its own.
         """
         execution = Execution(self._num_outputs)
         try:
@@ -121,7 +123,7 @@ class CompiledGraph:
             ``ref = await graph.execute_async(x)``, then ``value = await ref``.
 
         Raises:
-            ActorDiedError, TypeError: as `execute`.
+            ActorDiedError, TypeError, GraphClosed, SessionError: as `execute`.
         """
         from crossfade.api.asynchronous import submit
 
@@ -185,7 +187,11 @@ class CompiledGraph:
 
     @uninterrupted
     def statistics(self) -> GraphStatistics:
-        """Counters of the graph, its parties and their channels. Waits for actors that are in the middle of a method."""
+        """Counters of the graph, its parties and their channels. Waits for actors that are in the middle of a method.
+
+        Raises:
+            SessionError: the graph is over.
+        """
         if self._executions.ended:
             raise SessionError(f"there are no statistics: {self._executions.ended}")
         of = self._executions

@@ -30,6 +30,7 @@ def compile(dag: Any, *unnamed: Any, **options: Any) -> CompiledGraph:  # noqa: 
         GraphError: the graph is not sound, or something in a graph of Ray's cannot be taken over; the message says what.
         SessionError: a graph of Ray's, and the session runs on another engine.
         TypeError: an option without its name, or an unknown one.
+        ValueError: an option is out of its range.
     """
     if not type(dag).__module__.startswith("ray."):
         if not isinstance(dag, Node):

@@ -22,7 +22,8 @@ class Span:
 
     Attributes:
         actor: who ran it.
-        stream: on which of the actor's streams (``main``, ``send``, ``recv``).
+        stream: on which of the actor's streams: ``main``, ``send``, ``recv``, ``coll``; of its GPUs ``compute``, ``push``, ``up``,
+            ``down``, ``nccl``, ``coll``.
         label: the action as the plan writes it, such as ``run n3``; ``what`` says more.
         what: the method's or the channel's name, for people.
         kind: ``compute``, ``communicate`` or ``wait`` (blocked on a value or on a free slot).

@@ -58,7 +58,7 @@ def all_to_all(job: Job) -> None:
 
 
 def all_to_all_first(job: Job) -> None:
-    """See `all_to_all_matmul`."""
+    """See `crossfade.ops.forward.all_to_all_first`."""
     counts, rows = job.counts, job.gathered
     assert counts is not None, "an all-to-all has counts"
     if rows is None:

@@ -199,7 +199,7 @@ def all_to_all(job: Job, *, rounds: int, lag: int, taper: int) -> None:
 
 
 def all_to_all_first(job: Job, *, rounds: int, lag: int = 0, taper: int = 1) -> None:
-    """See `all_to_all_matmul`: the rows go first, and are multiplied as they arrive, where they arrive."""
+    """See `crossfade.ops.forward.all_to_all_first`: the rows go first, and are multiplied as they arrive, where they arrive."""
     counts = job.counts
     assert counts is not None, "an all-to-all has counts"
     parts = _cut(job, counts.largest, job.a, rounds)
