@@ -251,8 +251,11 @@ def test_where_one_cannot_open_its_ends_nobody_waits_for_it(
         for _ in range(2):
             with pytest.raises(DeviceError, match="pinning failed"):
                 total.compile(**options)
-    for actor in (first, second, third):
-        until(lambda actor=actor: crossfade.get(actor.num_settling.remote()) == 0, pause_s=0.01)  # type: ignore[misc]
+
+    def have_settled() -> bool:
+        return not any(crossfade.get([actor.num_settling.remote() for actor in (first, second, third)]))
+
+    until(have_settled, pause_s=0.01)
 
 
 @pytest.mark.timeout(60)

@@ -128,7 +128,7 @@ def test_a_pool_gives_all_back(driver: HostDriver) -> None:
     blocks = [pool.take(1 << 20, "block", "test") for _ in range(3)]
     for block in blocks:
         driver.close_handle(driver.open_handle(block.handle, "opened"))
-        block.drop()
+        block.release()
     pool.close()
     assert len(os.listdir("/proc/self/fd")) == num_open
     assert driver.ledger.held() == []
@@ -147,7 +147,7 @@ def test_a_pool_gives_idle_blocks_back_where_there_is_no_memory(driver: HostDriv
         block = pool.take(size_bytes, "block", "test")
         with pytest.raises(DeviceError, match="out of memory"):
             pool.take(1, "another", "test")
-        block.drop()
+        block.release()
     pool.close()
     assert driver.ledger.held() == []
 

@@ -38,9 +38,9 @@ def test_a_block_is_reused_and_freed_with_its_user(driver: CudaDriver) -> None:
     block = pool.take(1000, "a", "first")
     with pytest.raises(DeviceError, match="first"):
         pool.close()
-    block.drop()
+    block.release()
     assert pool.take(1000, "b", "second") is block
-    block.drop()
+    block.release()
     pool.close()
     assert driver.ledger.held() == []
 
@@ -85,7 +85,7 @@ def test_a_tensor_lies_in_the_memory_and_keeps_it(driver: CudaDriver, dtype: Any
     assert part.abs().to(torch.float32).sum().item() == 2
     del part
     assert Keep.dropped == 1
-    block.drop()
+    block.release()
     pool.close()
 
 
@@ -164,7 +164,7 @@ def test_a_capture_of_copies_and_signals_replays(driver: CudaDriver) -> None:
         driver.destroy_stream(stream)
     board.close()
     memory.close()
-    block.drop()
+    block.release()
     del target
     pool.close()
     assert driver.ledger.held() == []

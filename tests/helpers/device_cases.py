@@ -290,7 +290,7 @@ def captured_receives(peers: dict[int, Peer], device: int, other: int, num_repla
     peer.meet()
     graph.reset()
     board.close()
-    block.drop()
+    block.release()
     pool.close()
     streams.close()
     return {"num_wrong": num_wrong, "num_due": num_due, "held": driver.ledger.held(), "launches_us": launches_us}

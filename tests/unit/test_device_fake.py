@@ -195,7 +195,7 @@ def test_a_pool_of_the_fake_reuses_blocks() -> None:
     driver = FakeDriver(Machine(), "process")
     pool = Pool(driver)
     block = pool.take(10, "a", "test")
-    block.drop()
+    block.release()
     assert pool.take(10, "b", "test") is block
     assert pool.idle_bytes == 0
     assert pool.used_bytes == block.size_bytes

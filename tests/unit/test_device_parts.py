@@ -223,7 +223,7 @@ def pool_on(device: Any) -> Pool:
 def test_what_others_keep_unused_is_asked_for_last() -> None:
     device = Small(2 * BLOCK_BYTES, 2 * BLOCK_BYTES)
     pool = pool_on(device)
-    pool.take(BLOCK_BYTES, "slots", "a").drop()
+    pool.take(BLOCK_BYTES, "slots", "a").release()
     pool.take(2 * BLOCK_BYTES, "slots", "b")  # the idle block is enough
     assert (device.num_reclaimed, pool.idle_bytes) == (0, 0)
     pool.take(2 * BLOCK_BYTES, "slots", "c")

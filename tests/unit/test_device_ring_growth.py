@@ -55,7 +55,7 @@ def test_where_memory_is_short_slots_are_only_a_little_longer_than_the_value() -
         return allocate(size_bytes, label)
 
     ends.driver.allocate = allocate_little  # type: ignore[method-assign]
-    ends.pool.take(1, "something else", "test").drop()
+    ends.pool.take(1, "something else", "test").release()
     assert ends.pool.idle_bytes
     grow(ends, 24 << 20)
     assert ends.pool.idle_bytes, "nobody had to give memory back for a wish"

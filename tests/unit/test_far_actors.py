@@ -1,4 +1,4 @@
-"""Actors that somebody else starts, or has on another host: several threads of the driver at once, and a door that cannot open."""
+"""Actors on other hosts, or started by somebody else: several threads of the driver at once, and an admission that fails."""
 
 from __future__ import annotations
 
@@ -70,21 +70,21 @@ def run_twice(act: Callable[[], None]) -> None:
             each.result(LIMIT_S)
 
 
-def test_what_a_host_says_is_heard_once_though_two_threads_look() -> None:
-    heard, ending = list[object](), WatchedLock()
+def test_a_message_of_a_host_is_handled_once_though_two_threads_look() -> None:
+    heard, lock = list[object](), WatchedLock()
 
     def hear(process: FarProcess, message: object) -> None:
         heard.append(message)
-        assert ending.is_waited_for.wait(LIMIT_S)
+        assert lock.is_waited_for.wait(LIMIT_S)
 
-    told = Told(hear, lambda process: None, lambda host: None, ending)  # type: ignore[arg-type]
+    told = Told(hear, lambda process: None, lambda host: None, lock)
     connection = OneMessage(errands.FromActor("A", control.Created(None)))
     host = bare(FarHost, is_lost=False, connection=connection, processes={"A": object()}, _told=told, offset_ns=0)
     run_twice(host.catch_up)
     assert heard == [control.Created(None)]
 
 
-def test_of_two_threads_that_find_an_actor_ended_one_asks_for_it_again() -> None:
+def test_of_two_threads_that_find_an_actor_ended_one_starts_it_again() -> None:
     asked, both_look, looked = list[str](), threading.Barrier(2, timeout=LIMIT_S), threading.local()
 
     def has_ended(actor: str) -> bool:
@@ -105,7 +105,7 @@ def test_of_two_threads_that_find_an_actor_ended_one_asks_for_it_again() -> None
     assert asked == ["A"]
 
 
-def test_a_door_that_cannot_open_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_admission_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(24, os.strerror(24))
 

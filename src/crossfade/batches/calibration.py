@@ -36,7 +36,7 @@ CLOSE, CLOSE_MS = 0.05, 0.25
 WARM_MS = 10_000.0
 _NUM_ROUNDS = 2
 _UNTIMED_MS, _TIMED_MS, _MOST_STEPS = 300.0, 200.0, 20
-"""A row of the second time: about how long its steps that are not timed take, and those that are; at most so many of either."""
+"""A row of the second comparison: how long its untimed and its timed steps take, and how many of each there are at most."""
 
 
 class Moves(StrEnum):

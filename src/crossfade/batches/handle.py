@@ -216,7 +216,7 @@ class Interleaved:
                 )
             calls = [partial(self.module, *part.args, **part.kwargs) for part in parts]
         except Exception as error:
-            calls = [partial(_raise, error)]  # in the run, so that the other ranks are told, which have begun theirs
+            calls = [partial(_raise, error)]  # inside the run, which tells the other ranks: they have begun theirs
         device = "cuda" if "cuda" in device_kinds((args, kwargs)) else "cpu"
         outputs, run = self._runner.run(step, device, calls, in_one_stream=self._in_one_stream)
         return self._join(outputs, [part.num_rows for part in parts]), run

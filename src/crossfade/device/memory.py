@@ -38,8 +38,8 @@ class Block:
             self._handle = self._pool.driver.export(self.address)
         return self._handle
 
-    def drop(self) -> None:
-        """It returns to the pool. All operations of its user must have finished."""
+    def release(self) -> None:
+        """Returns it to the pool. All operations of its user must have finished."""
         self._pool._take_back(self)
 
 

@@ -16,7 +16,11 @@ from crossfade.errors import ChannelError
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Enqueued(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=0):
+class _Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """As bytes it is an array: its tag, then its fields in their order."""
+
+
+class Enqueued(_Record, frozen=True, tag=0):
     """Sender to receiver: the copy into a slot and the setting of its ``full`` are enqueued."""
 
     generation: Number
@@ -24,20 +28,20 @@ class Enqueued(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     size_bytes: Number
 
 
-class FreeEnqueued(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1):
+class FreeEnqueued(_Record, frozen=True, tag=1):
     """Receiver to sender: the setting of a slot's ``free`` is enqueued, behind the last use of the value in it."""
 
     generation: Number
     slot: Number
 
 
-class Wanted(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2):
+class Wanted(_Record, frozen=True, tag=2):
     """Sender to receiver: a value of this length does not fit; please offer larger slots."""
 
     size_bytes: Number
 
 
-class Offer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3):
+class Offer(_Record, frozen=True, tag=3):
     """Receiver to sender: slots to use from now on, all of them free. Slot ``k`` begins at ``k * slot_bytes``."""
 
     generation: Number  # counts offers, from 0
@@ -47,37 +51,37 @@ class Offer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     handle: bytes  # by which the memory is opened
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=9):
+class Refused(_Record, frozen=True, tag=9):
     """Receiver to sender: there is no memory for slots of that length."""
 
     size_bytes: Number  # the value that was asked for
     reason: str  # why, for people; what does not fit into a record is cut off
 
 
-class Retired(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4):
+class Retired(_Record, frozen=True, tag=4):
     """Sender to receiver: the slots of a generation are closed here, all copies into them are done."""
 
     generation: Number
     num_values: Number  # how many were sent through it
 
 
-class Finished(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=8):
+class Finished(_Record, frozen=True, tag=8):
     """Sender to receiver: this side is closed; offers that it has not retired were not used, and no more are wanted."""
 
 
-class Announced(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=5):
+class Announced(_Record, frozen=True, tag=5):
     """Staged sender to receiver: the next value is this long."""
 
     size_bytes: Number
 
 
-class ChunksEnqueued(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=6):
+class ChunksEnqueued(_Record, frozen=True, tag=6):
     """Staged sender to receiver: so many more chunks are on their way into the host's memory."""
 
     num_chunks: Number
 
 
-class ChunksFreeEnqueued(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=7):
+class ChunksFreeEnqueued(_Record, frozen=True, tag=7):
     """Staged receiver to sender: the ``free`` of so many more chunks is enqueued."""
 
     num_chunks: Number

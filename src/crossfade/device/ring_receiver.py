@@ -180,7 +180,7 @@ class RingReceiver:
             for k, address in enumerate(slots.addresses):
                 self.driver.name_range(address, slot_bytes, f"slot {k} of {self.label}")
         except DeviceError:
-            block.drop()
+            block.release()
             raise
         self._generations[generation] = slots
         self._num_generations += 1
@@ -309,7 +309,7 @@ class RingReceiver:
                 if is_unused:
                     del self._generations[generation]
             if is_unused:
-                slots.block.drop()
+                slots.block.release()
         if self._wanted_bytes and self._ended is None and not self.is_finished:
             self._offer_wanted(self._wanted_bytes)
         if self._ended is not None and not self._generations:

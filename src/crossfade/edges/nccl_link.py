@@ -190,7 +190,7 @@ class NcclLink:
         self._enter_thread = homes[0].driver.enter_thread
         self._closing_since: float | None = None
         self._is_drained = False
-        self._ending = threading.Lock()  # taken by whoever ends it first, for good
+        self._end_once = threading.Lock()  # acquired by the thread that ends the link, and never released
         self._late: dict[
             tuple[int, int], list[tuple[int, int]]
         ] = {}  # sent and not asked for: (lane, number) to its places
@@ -275,7 +275,7 @@ class NcclLink:
 
     def _end(self, how: str, and_then: Callable[[], None]) -> None:
         """Ends the communicators, in a thread, for that may take a while; ``and_then`` is called there once they are gone."""
-        if not self._ending.acquire(blocking=False):
+        if not self._end_once.acquire(blocking=False):
             return
         groups, enter_thread = [lane.group for lane in self.lanes], self._enter_thread
         for lane in self.lanes:

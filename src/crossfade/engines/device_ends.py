@@ -78,7 +78,7 @@ class DeviceEnds:
                 self._open_boards(shared[SIGNALS])
             self._make_streams()
         except BaseException:
-            self._close_boards()
+            self._close_shared()
             raise
         before = upstream(plan, party, is_on_devices)
         # Those whose tensors may reach this party.
@@ -112,8 +112,8 @@ class DeviceEnds:
             for home in self._homes:
                 make_streams(home)
 
-    def _close_boards(self) -> None:
-        """Closes them, and the plan's memory, of which they are views."""
+    def _close_shared(self) -> None:
+        """Closes the boards of signals, and then the shared memory that they are views of."""
         with ExitStack() as closing:
             for memory in self._shared.values():
                 closing.callback(memory.close)
@@ -355,7 +355,7 @@ class DeviceEnds:
         self.alive.close()
         for _, end in self._ends():
             end.carrier.release()
-        self._close_boards()
+        self._close_shared()
 
     def signals(self, peer: str) -> list[Releasable]:
         """What a peer sets and streams of this process may wait for. Any thread may ask."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ class Told:
     message: Callable[[FarProcess, Any], None]  # an actor has said this
     end: Callable[[FarProcess], None]  # an actor's fate is over
     lost: Callable[[FarHost], None]  # the host is
-    ending: threading.RLock  # held meanwhile: what is heard may bury an actor
+    lock: AbstractContextManager[object]  # held while a message is handled, which may say that an actor has ended
 
 
 class FarHost:
@@ -114,7 +114,7 @@ class FarHost:
             self._converse()
 
     def _converse(self) -> None:
-        with self._told.ending:  # one thread at a time, or both would hear the same message
+        with self._told.lock:  # one thread at a time, or both would handle the same message
             try:
                 if self.connection.has_unsent:
                     self.connection.flush()

@@ -286,7 +286,7 @@ class RayEngine(LocalEngine):
             return
         launched.has_come.wait()
         if self._must_restart(launched):
-            with self._restarting:  # of several threads that have found it ended, one asks for it
+            with self._restarting:  # only one of several threads that find it ended starts it again
                 if launched.has_come.is_set() and self._must_restart(launched):
                     self._launch(launched)
             launched.has_come.wait()

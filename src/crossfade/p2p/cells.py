@@ -143,7 +143,7 @@ class Cells:
     def close(self) -> None:
         """Gives all memory back; nothing may use it any more. Idempotent."""
         while self._blocks:
-            self._blocks.pop().drop()
+            self._blocks.pop().release()
         self._spare.clear()
         self._uncut.clear()
 

@@ -118,7 +118,7 @@ class Context:
         self._opened.clear()
         yield None
         for block in self._buffers.values():
-            block.drop()
+            block.release()
         self._buffers.clear()
         self._pool.close()
         self._board.close()

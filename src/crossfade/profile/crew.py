@@ -117,7 +117,7 @@ class Processes:
 
     def _send(self, rank: int, **message: Any) -> None:
         with suppress(OSError):  # a rank that has died is found out by its silence
-            self._ranks[rank].line.tell(**message)
+            self._ranks[rank].line.send(**message)
 
     def _collect(self, ranks: list[int], limit_s: float, what: str) -> Any:
         """Goes through meetings until all ranks are done; gives what the first one returned."""
@@ -136,7 +136,7 @@ class Processes:
                 self._send(rank, told=told)
 
     def _answers(self, ranks: list[int], deadline: float, too_late: str) -> dict[int, dict[str, Any]]:
-        """One message of each rank. The limit is for its begin: it is short, and sent at once."""
+        """One message of each rank. The time limit is for its first byte: messages are short, and sent in one piece."""
         answers: dict[int, dict[str, Any]] = {}
         missing = list(ranks)
         while missing:
@@ -149,7 +149,7 @@ class Processes:
 
     def _answer(self, rank: int) -> dict[str, Any]:
         process = self._ranks[rank]
-        message = process.line.hear()
+        message = process.line.receive()
         if message is None:
             raise StepFailed(f"the process of GPU {rank} ended: {process.describe_end()}")
         if "failed" in message:

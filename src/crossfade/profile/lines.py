@@ -12,17 +12,17 @@ class Line:
 
     def __init__(self, fd: int) -> None:
         connection = Connection(fd)
-        self._send, self._receive = connection.send_bytes, connection.recv_bytes
+        self._send_bytes, self._receive_bytes = connection.send_bytes, connection.recv_bytes
         self.fileno, self.close = connection.fileno, connection.close
 
-    def tell(self, **message: Any) -> None:
+    def send(self, **message: Any) -> None:
         """Sends one message."""
-        self._send(json.dumps(message).encode())
+        self._send_bytes(json.dumps(message).encode())
 
-    def hear(self) -> dict[str, Any] | None:
+    def receive(self) -> dict[str, Any] | None:
         """Waits for the next message; None at the end."""
         try:
-            message: dict[str, Any] = json.loads(self._receive())
+            message: dict[str, Any] = json.loads(self._receive_bytes())
         except (EOFError, OSError):
             return None
         return message

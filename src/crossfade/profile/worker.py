@@ -49,9 +49,9 @@ def main(
     try:
         context = Context((make_bench or gpu_bench)(rank), rank, num_ranks, [Memory(fd) for fd in shared])
     except Exception as error:
-        line.tell(failed=_headline(error))
+        line.send(failed=_headline(error))
         return
-    line.tell(done=None)
+    line.send(done=None)
     serve(line, context, measures)
 
 
@@ -64,15 +64,15 @@ def gpu_bench(device: int) -> Bench:
 
 def serve(line: Line, context: Context, measures: Mapping[str, Measure]) -> None:
     """Runs steps until the line ends, or one fails: what a failed one has left on the device is not worth saving."""
-    while (message := line.hear()) is not None:
+    while (message := line.receive()) is not None:
         context.num_meetings = message["num_meetings"]
         step = msgspec.convert(message["step"], Step)
         try:
             result = _run(line, context, measures[step.measure], step)
         except Exception as error:
-            line.tell(failed=_headline(error))
+            line.send(failed=_headline(error))
             return
-        line.tell(done=result)
+        line.send(done=result)
 
 
 def _headline(error: Exception) -> str:
@@ -85,8 +85,8 @@ def _run(line: Line, context: Context, measure: Measure, step: Step) -> Any:
     try:
         said = next(running)
         while True:
-            line.tell(say=said)
-            message = line.hear()
+            line.send(say=said)
+            message = line.receive()
             if message is None:
                 raise EOFError("the calibration has ended")
             context.num_meetings += 1

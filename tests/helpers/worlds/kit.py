@@ -101,7 +101,7 @@ def finish(driver: FakeDriver, streams: Sequence[int]) -> Program:
 def close_pool(pool: Pool, user: str) -> None:
     """Gives back all that a user has of a pool."""
     for block in list(pool._used):
-        block.drop()
+        block.release()
     pool.close()
 
 

@@ -210,7 +210,7 @@ class ReplayWorld:
         replay.close()
         memory.close()
         for block in (source, target):
-            block.drop()
+            block.release()
         pool.close()
         check_seen(seen, [content(0, 16)] * self.num_replays, "the value of a replay")
 

@@ -67,7 +67,7 @@ class CopyMover:
     def describe(self) -> str:
         label = f"collectives of {', '.join(self._parties)}"
         self._block = self._context.pool.take(self._shape.data_bytes, f"buffers of {label}", label)
-        self._opened.callback(self._block.drop)
+        self._opened.callback(self._block.release)
         return f"{self._context.device} {self._block.handle.hex()}"
 
     def connect(self, rendezvous: Rendezvous, parts: Sequence[Part], published: Sequence[tuple[int, str]]) -> None:
