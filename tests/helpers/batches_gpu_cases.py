@@ -112,8 +112,10 @@ def close_ways_are_timed_again(device: str) -> None:
     model, plain = Wide(512, device), Wide(512, device)
     plain.load_state_dict(model.state_dict())
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(calibration, "CLOSE", 1e9)
-        patched.setattr(calibration, "WARM_MS", 50.0)
+        for share in ("CLOSE", "CLOSE_ON_HOST"):
+            patched.setattr(calibration, share, 1e9)
+        for name, taken_ms in (("WARM_MS", 60.0), ("_UNTIMED_MS", 6.0), ("_TIMED_MS", 4.0)):
+            patched.setattr(calibration, name, taken_ms)
         for capture, trains in ((False, False), (True, False), (True, True)):
             handle, num_steps, is_settled = interleave(model, capture=capture), 0, False
             while not is_settled:

@@ -9,11 +9,15 @@ by process groups 30.6 and 31.7, since ranks that begin together drift apart.) C
 timed in turns.
 
 A GPU that was idle runs at a higher clock for some seconds, and some ways need more power than others. So ways that are near the
-fastest one are timed once more when the GPU has been busy for `WARM_MS`: in longer rows, since a clock takes a third of a second to
+fastest one are timed once more when they have taken turns for `WARM_MS`: in longer rows, since a clock takes a third of a second to
 follow. (Two H200 at their power limit, a wide prefill: one batch took 61.1 ms at first, 62.9 four seconds later, and 63.4 from the
 eighth second on; by process groups 59.2, 59.7 and 60.4; by copy engines 57.5, 59.8 and 59.4. Of four calibrations that timed them
 again after three seconds, two took one batch for as fast as copy engines.) Of short steps the first few say little, since each
 begins with a launch behind an idle GPU. (Captured, one batch 0.73 ms and process groups 0.65; in a row 0.35 and 0.44.)
+
+A way whose launches take most of its time is as fast as the host, which is faster at one moment than at another. So such a way is
+compared once more too before it is taken, and the mean of all launches meanwhile counts. (Two H200 in a virtual machine: process
+groups 5.7 ms in four steps, one batch 6.6; then 5.9 to 10.3 in blocks of 20 steps that followed one another, 8.5 in the middle.)
 """
 
 from __future__ import annotations
@@ -33,10 +37,12 @@ _NUM_UNTIMED = 2
 LEAST_GAIN = 0.02
 CLOSE, CLOSE_MS = 0.05, 0.25
 """Ways that take at most so much longer than the fastest one, the one or the other, are timed again."""
+HOST_BOUND, CLOSE_ON_HOST = 0.7, 0.25
+"""From this share of launches on a way depends on how busy the host is, and is timed again where it takes so much longer."""
 WARM_MS = 10_000.0
 _NUM_ROUNDS = 2
 _UNTIMED_MS, _TIMED_MS, _MOST_STEPS = 300.0, 200.0, 20
-"""A row of the second comparison: how long its untimed and its timed steps take, and how many of each there are at most."""
+"""A row on a warm GPU: how long its untimed and its timed steps take, and how many of each there are at most."""
 
 
 class Moves(StrEnum):
@@ -96,6 +102,7 @@ class Calibration:
         self._timed: dict[Way, list[_Timed]] = {way: [] for way in ways}
         self._trials = deque(trials(ways))
         self._again_ms: dict[Way, list[float]] = {}  # of the second time
+        self._again_host_ms: dict[Way, list[float]] = {}
 
     def next(self) -> Trial | None:
         """The next step; None when all are done."""
@@ -106,38 +113,57 @@ class Calibration:
         self._trials = deque(trial for trial in self._trials if trial.way != way)
         self.ways.remove(way)
 
-    def add_second_comparison(self, medians_ms: Mapping[Way, float]) -> bool:
+    def add_second_comparison(self, medians_ms: Mapping[Way, float], launches_ms: Mapping[Way, float]) -> bool:
         """Adds steps that compare the fastest way, those close to it and one batch on a warm GPU, and drops the other ways.
 
-        Returns whether it added any: it does so once, and only where a way is close to the fastest one.
+        Both mappings must be alike on all ranks. Returns whether it added any: it does so once, and only where another way may be
+        the fastest one.
         """
         best = choose(medians_ms)
         step_ms = medians_ms[best]
-        close_ms = step_ms + max(CLOSE * step_ms, CLOSE_MS)
-        rivals = [way for way in self.ways if way != best and medians_ms[way] <= close_ms]
-        is_between_ways = any(way.moves is not Moves.ONE for way in (best, *rivals))
-        if self._again_ms or not rivals or not is_between_ways or not math.isfinite(step_ms):
-            return False
+        on_host = {way for way in self.ways if _is_host_bound(way, launches_ms[way], medians_ms[way])}
+        rivals = [
+            way
+            for way in self.ways
+            if way != best
+            and medians_ms[way] <= step_ms + max((CLOSE_ON_HOST if way in on_host else CLOSE) * step_ms, CLOSE_MS)
+        ]
         plain = min((way for way in self.ways if way.moves is Moves.ONE), key=lambda way: medians_ms[way])
-        self.ways = list(dict.fromkeys([best, *rivals, plain]))
-        self._trials.extend([Trial(best, is_timed=False, lines_up=False)] * math.ceil(WARM_MS / step_ms))
+        compared = list(dict.fromkeys([best, *rivals, plain]))
+        is_open = bool(rivals) or best in on_host
+        is_between_ways = any(way.moves is not Moves.ONE for way in compared)
+        if self._again_ms or not is_open or not is_between_ways or not math.isfinite(step_ms):
+            return False
+        self.ways = compared
+        self._again_ms, self._again_host_ms = {way: [] for way in compared}, {way: [] for way in compared}
+        row_ms = _UNTIMED_MS + _TIMED_MS
+        for number in range(math.ceil(WARM_MS / (row_ms * len(compared)))):
+            for way in self._in_turns(number):
+                self._trials.extend([Trial(way, is_timed=False, lines_up=False)] * math.ceil(row_ms / step_ms))
         num_untimed, num_timed = (min(math.ceil(each / step_ms), _MOST_STEPS) for each in (_UNTIMED_MS, _TIMED_MS))
         for number in range(_NUM_ROUNDS):
-            for way in self.ways[:: -1 if number % 2 else 1]:
-                self._again_ms[way] = []
+            for way in self._in_turns(number):
                 row = _row(way, max(num_untimed, _NUM_UNTIMED), max(num_timed, MOST_ROUNDS))
                 self._trials.extend([replace(row[0], begins_idle=True), *row[1:]])
         return True
 
+    def _in_turns(self, number: int) -> list[Way]:
+        """The ways of one round: every other one begins with the way that was the last."""
+        return self.ways[:: -1 if number % 2 else 1]
+
     def note(self, way: Way, taken_ms: float, host_ms: float | None, num_not_replayed: int = 0) -> None:
         """A timed step: how long it took, and how long its launches took the CPU; None where the CPU does the work itself.
-        ``num_not_replayed``: how many of its collectives will be replays of a captured graph later, and were not yet. The
-        second time only ``taken_ms`` is noted: a row begins with an idle GPU, so launches that take longer are in it.
+        ``num_not_replayed``: how many of its collectives will be replays of a captured graph later, and were not yet.
         """
         if way in self._again_ms:
             self._again_ms[way].append(taken_ms)
-            return
-        self._timed[way].append(_Timed(taken_ms, host_ms, num_not_replayed))
+        else:
+            self._timed[way].append(_Timed(taken_ms, host_ms, num_not_replayed))
+
+    def note_launches(self, way: Way, host_ms: float) -> None:
+        """How long the launches of a step took the CPU; it counts in a second comparison, also of steps that are not timed."""
+        if way in self._again_host_ms:
+            self._again_host_ms[way].append(host_ms)
 
     def _counted(self, way: Way) -> list[_Timed]:
         """A way's steps; where some had at most half as many collectives that were not replayed as another one, only those."""
@@ -146,21 +172,32 @@ class Calibration:
         return [step for step in timed if 2 * step.num_not_replayed <= most] or timed
 
     @property
-    def host_ms(self) -> dict[Way, list[float]]:
-        """How long launches took, of the steps that count; nothing where the CPU does the work itself."""
-        return {way: [step.host_ms for step in self._counted(way) if step.host_ms is not None] for way in self._timed}
+    def launches_ms(self) -> dict[Way, float]:
+        """How long the launches of a step take; nothing where the CPU does the work itself.
+
+        That is the mean of a second comparison, since it is what a busy host costs in the long run, and a median of the few first
+        steps.
+        """
+        again = {way: statistics.fmean(taken) for way, taken in self._again_host_ms.items() if taken}
+        first = {way: [step.host_ms for step in self._counted(way) if step.host_ms is not None] for way in self._timed}
+        return {way: statistics.median(taken) for way, taken in first.items() if taken} | again
 
     def medians_ms(self) -> list[float]:
         """What a step takes in a row of steps, one a way; infinite where nothing was measured.
 
-        The first time that is the GPU's time or that of the launches, whichever is longer: a few steps alone may run behind others
-        that the GPU has still to do, and take it no longer than their kernels, however long their launches took.
+        That is the GPU's time or that of the launches, whichever is longer: a few steps alone may run behind others that the GPU
+        has still to do, and take it no longer than their kernels, however long their launches took.
         """
-        return [_median(again) if (again := self._again_ms.get(way)) else self._first_ms(way) for way in self.ways]
+        launches_ms = self.launches_ms
+        return [max(self._gpu_ms(way), launches_ms.get(way, 0.0)) for way in self.ways]
 
-    def _first_ms(self, way: Way) -> float:
-        taken_ms = [step.taken_ms for step in self._counted(way)]
-        return max(_median(taken_ms), _median(self.host_ms[way] or [0.0]))
+    def _gpu_ms(self, way: Way) -> float:
+        return _median(self._again_ms.get(way) or [step.taken_ms for step in self._counted(way)])
+
+
+def _is_host_bound(way: Way, launches_ms: float, taken_ms: float) -> bool:
+    """Whether another load of the host would change how long a way takes."""
+    return way.moves is not Moves.ONE and not way.is_captured and launches_ms >= HOST_BOUND * taken_ms
 
 
 def _median(samples: Sequence[float]) -> float:

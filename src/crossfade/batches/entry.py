@@ -33,9 +33,9 @@ def interleave(
 ) -> Interleaved:
     """A handle that is called like the module, and hides communication of one part of a batch behind another part's computation.
 
-    The first calls of each kind (shapes, types, training or not) measure the ways, at most 12 calls; on GPUs those that are close
-    are compared once more behind ten seconds of calls. Then all ranks settle on the fastest, and on the whole batch where no other
-    wins by 2 %. All ranks of the group call it equally often.
+    The first calls of each kind (shapes, types, training or not) measure the ways, at most 12 calls; on GPUs those that are close,
+    or bound by their launches, are compared once more for ten seconds of calls. Then all ranks settle on the fastest, and on the
+    whole batch where no other wins by 2 %. All ranks of the group call it equally often.
 
     Args:
         module: any; it is not changed. Its collectives are those of torch.distributed, functional ones and DTensor's included;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -102,7 +101,7 @@ def hidden_of(spans: Sequence[CollectiveSpan], num_parts: int, total_us: float) 
 
 def why_no_gain(
     medians_ms: Mapping[Way, float],
-    host_ms: Mapping[Way, Sequence[float]],
+    launches_ms: Mapping[Way, float],
     counts: Counts,
     load: GpuLoad | None = None,
 ) -> str:
@@ -117,13 +116,13 @@ def why_no_gain(
     said = f"no way wins by {LEAST_GAIN:.0%}: {best} takes {others[best] / single:.3f} of one batch's time"
     if counts.stops and not sum(counts.stops):
         return f"{said}; no collective could be left waiting ({', '.join(counts.atomic)})"
-    if host_ms.get(best) and statistics.median(host_ms[best]) >= MOSTLY * others[best]:
+    if best in launches_ms and launches_ms[best] >= MOSTLY * others[best]:
         hint = "" if best.is_captured else ": capture, where it is possible, removes them"
         return f"{said}; it is bound by launches{hint}"
     if load is not None and load.is_at_power_limit:
         return f"{said}; the GPU is at its power limit ({load}): what is hidden lowers its clock"
     is_open = load is None or not load.is_at_highest_clock
-    power = ", or the GPU is at its power limit" if host_ms.get(best) and is_open else ""
+    power = ", or the GPU is at its power limit" if best in launches_ms and is_open else ""
     return f"{said}; parts compute less efficiently than the whole, or contend with communication{power}"
 
 

@@ -131,6 +131,8 @@ class Tuner:
     def finish(self, step: Step, output: Any, run: Run | None) -> None:
         """The step's call has returned. ``run``: of an interleaved one."""
         step.host_s = time.perf_counter() - step.began_s
+        if self.chosen is None and self.on_gpu:
+            self._calibration.note_launches(step.way, step.host_s * 1e3)
         step.num_not_replayed = 0 if run is None or step.way.is_captured else run.num_not_replayed
         if step.is_timed:
             step.end = mark(on_gpu=self.on_gpu)
@@ -199,40 +201,42 @@ class Tuner:
             host_ms = step.host_s * 1e3 if self.on_gpu else None
             calibration.note(step.way, us_between(step.begin, step.end) / 1e3, host_ms, step.num_not_replayed)
         self._timed.clear()
-        found = [*calibration.medians_ms(), float(len(set(self._shapes.values())) > 1)]
+        is_other_shape = float(len(set(self._shapes.values())) > 1)
+        launches_ms = calibration.launches_ms
+        found = [is_other_shape, *calibration.medians_ms(), *(launches_ms.get(way, 0.0) for way in calibration.ways)]
         if self._agreement is not None:
             found = maximum(found, self._agreement.group, self._device)
-        *medians, is_other_shape = found
-        self._medians_ms = dict(zip(calibration.ways, medians, strict=True))
+        is_other_shape, *figures = found
+        self._medians_ms = dict(zip(calibration.ways, figures, strict=False))
+        of_all_ms = dict(zip(calibration.ways, figures[len(calibration.ways) :], strict=True))
         if is_other_shape:
             self.fall_back(
                 "joined outputs have other shapes than those of one batch: interleave(join=...) joins them as you say"
             )
             return
-        if self.on_gpu and calibration.add_second_comparison(self._medians_ms):
+        if self.on_gpu and calibration.add_second_comparison(self._medians_ms, of_all_ms):
             self._samples.clear()
-            self.reason = "it is the fastest so far; those that are close to it are timed again when the GPU is warm"
+            self.reason = "it is the fastest so far; those that may be as fast are timed again when the GPU is warm"
             return
         self._close_clocks()
         self.chosen = choose(self._medians_ms)
         if self._obstacle:
             self.reason = self._obstacle
         elif self.chosen.moves is Moves.ONE:
-            self.reason = why_no_gain(self._medians_ms, calibration.host_ms, self._counts, self._load)
+            self.reason = why_no_gain(self._medians_ms, launches_ms, self._counts, self._load)
         else:
             single = min(taken for way, taken in self._medians_ms.items() if way.moves is Moves.ONE)
             self.reason = f"it takes {self._medians_ms[self.chosen] / single:.3f} of one batch's time"
 
     def report(self) -> BatchesReport:
         """What is known so far. Waits for the GPU where a recorded run is told for the first time."""
-        host = {str(way): sum(taken) / len(taken) for way, taken in self._calibration.host_ms.items() if taken}
         said = BatchesReport(
             way=str(self.chosen or (choose(self._medians_ms) if self._medians_ms else Way(Moves.ONE))),
             reason=self.reason,
             is_settled=self.chosen is not None,
             num_batches=self._num_batches,
             measured_ms={str(way): taken for way, taken in self._medians_ms.items()},
-            host_ms=host,
+            host_ms={str(way): taken for way, taken in self._calibration.launches_ms.items()},
             load=self._load,
             counts=self._counts,
             notes=(*self.notes, *self._notes_of_counts()),
