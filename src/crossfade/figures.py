@@ -11,7 +11,7 @@ from typing import Any
 
 from crossfade.hints import nearest
 
-__all__ = ["arguments_of", "check_figure", "check_whole", "is_figure", "parsed"]
+__all__ = ["arguments_of", "check_figure", "check_whole", "is_figure", "parsed", "written"]
 
 
 def parsed(text: str, what: str, hint: str) -> Any:
@@ -20,6 +20,15 @@ def parsed(text: str, what: str, hint: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"this is no {what}: {error}\nhint: {hint}") from error
+
+
+def written(data: Any) -> str:
+    """What `parsed` reads; numpy's figures are written as Python's."""
+    return json.dumps(data, indent=1, default=_plain)
+
+
+def _plain(figure: Any) -> int | float:
+    return int(figure) if isinstance(figure, Integral) else float(figure)
 
 
 def arguments_of(kind: type[Any], data: Any, where: str, hint: str) -> dict[str, Any]:

@@ -8,7 +8,6 @@ in microseconds. What was not measured is empty.
 
 from __future__ import annotations
 
-import json
 import platform
 import warnings
 from bisect import bisect_left
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from crossfade.cluster import Cluster, HostGroup, LinkKind, Placement, groups_from_data, placement_from_data
-from crossfade.figures import check_figure, parsed
+from crossfade.figures import check_figure, parsed, written
 from crossfade.files import cache_folder, replace_file
 from crossfade.hints import nearest
 
@@ -253,7 +252,7 @@ class Topology:
 
     def to_json(self) -> str:
         """Text that `from_json` reads."""
-        return json.dumps(self.to_data(), indent=1)
+        return written(self.to_data())
 
     def to_data(self) -> dict[str, Any]:
         """What JSON can hold, and `from_data` reads."""

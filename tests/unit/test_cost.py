@@ -218,7 +218,10 @@ def test_numbers_of_numpy_are_figures() -> None:
     whole: Any = np.int64
     work = Workload({"f": single(12.5)}, {"f": whole(8)}, np.float64(1.0))
     assert work.compute_us["f"] == 12.5
-    assert CostModel(hop_us=single(2.0), num_cores=whole(2)).hop_us == 2.0
+    assert Workload.from_json(work.to_json()) == work
+    costs = CostModel(hop_us=single(0.1), num_cores=whole(2))
+    assert costs.hop_us == single(0.1)
+    assert CostModel.from_json(costs.to_json()) == costs
     for build in (lambda: Workload({"f": single("nan")}), lambda: CostModel(num_cores=single(2.0))):
         with pytest.raises(ValueError, match="hint: "):
             build()

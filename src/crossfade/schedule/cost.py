@@ -6,11 +6,10 @@ defaults are those of a virtual machine with two cores; calibration replaces the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 
-from crossfade.figures import arguments_of, check_figure, check_whole, parsed
+from crossfade.figures import arguments_of, check_figure, check_whole, parsed, written
 from crossfade.schedule import links
 from crossfade.topology import Topology
 from crossfade.types import CollectiveKind, Transport
@@ -229,7 +228,7 @@ class CostModel:
 
     def to_json(self) -> str:
         """The figures as text, one JSON object; ``from_json`` gives an equal model back."""
-        return json.dumps({**asdict(self), "topology": self.topology.to_data()}, indent=2)
+        return written({**asdict(self), "topology": self.topology.to_data()})
 
     @classmethod
     def from_json(cls, text: str) -> CostModel:

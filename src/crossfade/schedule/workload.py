@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from statistics import median
 from typing import Any
 
-from crossfade.figures import arguments_of, check_figure, is_figure, parsed
+from crossfade.figures import arguments_of, check_figure, is_figure, parsed, written
 from crossfade.hints import nearest
 from crossfade.plan.actions import MAIN, Verb
 from crossfade.plan.plan import NodeSpec, Plan
@@ -126,7 +125,7 @@ class Workload:
 
     def to_json(self) -> str:
         """The figures as text, one JSON object; ``from_json`` gives an equal workload back."""
-        return json.dumps({**asdict(self), "synchronous": sorted(self.synchronous)}, indent=2)
+        return written({**asdict(self), "synchronous": sorted(self.synchronous)})
 
     @classmethod
     def from_json(cls, text: str) -> Workload:
