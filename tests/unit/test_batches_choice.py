@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,15 +16,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 import crossfade
-from crossfade.batches import tuner
-from crossfade.batches.calibration import MOST_STEPS, WARM_MS, Calibration, Moves, Way, choose, trials
+from crossfade.batches.calibration import MOST_STEPS, Calibration, Moves, Way, choose, trials
 from crossfade.batches.report import BatchesReport, Counts, why_no_gain, why_not_hidden
 from crossfade.batches.spans import CollectiveSpan, exposed_us
 from crossfade.batches.tensors import join_outputs, kind_of, signature, split_batch
 from crossfade.device.clocks import GpuLoad
 from crossfade.errors import BatchesError
 from crossfade.intervals import union_us
-from tests.helpers.nvml import FakeNvml
 
 ONE, GROUPS, COPIES = (Way(moves) for moves in Moves)
 CAPTURED = [Way(moves, is_captured=True) for moves in Moves]
@@ -64,7 +59,7 @@ def test_a_calibration_gives_medians_and_drops_ways() -> None:
     for way, samples in ((ONE, (3.0, 1.0, 2.0)), (GROUPS, (5.0,))):
         for each in samples:
             calibration.note(way, each, None)
-    assert calibration.medians_ms() == [2.0, 5.0, float("inf")]
+    assert calibration.times_ms() == [2.0, 5.0, float("inf")]
     calibration.drop(COPIES)
     left = list(iter(calibration.next, None))
     assert {step.way for step in left} == {ONE, GROUPS}
@@ -75,7 +70,7 @@ def test_launches_that_take_longer_than_the_gpu_count() -> None:
     calibration = Calibration([ONE, COPIES])
     for way, gpu_ms, host_ms in ((ONE, 35.0, 8.8), (COPIES, 29.5, 52.8)):
         calibration.note(way, gpu_ms, host_ms)
-    medians = dict(zip(calibration.ways, calibration.medians_ms(), strict=True))
+    medians = dict(zip(calibration.ways, calibration.times_ms(), strict=True))
     assert medians == {ONE: 35.0, COPIES: 52.8}
     assert choose(medians) == ONE
 
@@ -92,8 +87,8 @@ def test_steps_that_capture_collectives_do_not_count_where_others_replay(
     calibration.note(ONE, 33.4, 9.6)
     for place, num in enumerate(prepared):
         calibration.note(COPIES, 30.0 + place, 20.0 + place, num)
-    assert calibration.launches_ms[COPIES] == 20.0 + sum(counted) / len(counted)
-    assert calibration.medians_ms() == [33.4, 30.0 + sum(counted) / len(counted)]
+    assert calibration.launches_ms() == [9.6, 20.0 + sum(counted) / len(counted)]
+    assert calibration.times_ms() == [33.4, 30.0 + sum(counted) / len(counted)]
 
 
 @pytest.mark.parametrize(
@@ -244,93 +239,6 @@ def test_reports_say_why() -> None:
         "note: dropout",
     ):
         assert line in str(report)
-
-
-@pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    """A tuner believes that it is on a GPU, whose clock can be read."""
-    nvml = FakeNvml(100)
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1"))
-    monkeypatch.setattr(tuner, "mark", lambda *, on_gpu: 0.0)
-    monkeypatch.setattr(tuner, "us_between", lambda begin, end: 1000.0)
-    return nvml
-
-
-def test_a_choice_between_close_ways_stands_when_the_gpu_is_warm(
-    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured, ways = tuner.Tuner([ONE, GROUPS], "", None, "cuda", 2), list[Way]()
-    taken_us = {ONE: 10_000.0, GROUPS: 9_700.0}
-    monkeypatch.setattr(tuner, "us_between", lambda begin, end: end)
-    monkeypatch.setattr(tuner, "mark", lambda *, on_gpu: taken_us[ways[-1]] if ways else 0.0)
-    said = set[str]()
-    while measured.chosen is None:
-        step = measured.begin()
-        ways.append(step.way)
-        measured.finish(step, torch.zeros(1), None)
-        if len(ways) == MOST_STEPS + 1:
-            report = measured.report()
-            assert (report.way, report.is_settled) == ("process groups", False)
-            assert "when the GPU is warm" in report.reason
-            taken_us.update({ONE: 10_000.0, GROUPS: 9_900.0})
-        said.add(measured.report().way)
-    assert measured.chosen == ONE, "no gain of 2 % is left"
-    assert said == {"one batch", "process groups"}
-    assert len(ways) >= MOST_STEPS + WARM_MS / 9.7
-
-
-def test_a_way_that_a_busy_host_makes_slow_is_not_chosen_for_a_few_fast_steps(
-    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured, ways = tuner.Tuner([ONE, GROUPS], "", None, "cuda", 2), list[Way]()
-    taken_us, host_s = {ONE: 66_000.0, GROUPS: 57_000.0}, {ONE: 0.015, GROUPS: 0.053}
-    monkeypatch.setattr(tuner, "us_between", lambda begin, end: end)
-    monkeypatch.setattr(tuner, "mark", lambda *, on_gpu: taken_us[ways[-1]] if ways else 0.0)
-    while measured.chosen is None:
-        step = measured.begin()
-        ways.append(step.way)
-        step.began_s -= host_s[step.way]
-        measured.finish(step, torch.zeros(1), None)
-        if len(ways) == MOST_STEPS + 10:
-            assert measured.report().way == "process groups"
-            host_s[GROUPS] = 0.085
-    assert measured.chosen == ONE
-    report = measured.report()
-    assert "bound by launches: capture" in report.reason
-    assert report.measured_ms["process groups"] == pytest.approx(85, rel=0.1)
-    assert report.host_ms["process groups"] == pytest.approx(85, rel=0.1)
-
-
-def test_clock_and_power_are_read_while_ways_are_measured(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken_us = iter([10_000.0] * 4 + [8_000.0] * 4)
-    monkeypatch.setattr(tuner, "us_between", lambda begin, end: next(taken_us))
-    measured = tuner.Tuner([ONE, GROUPS], "", None, "cuda", 2)
-    while measured.chosen is None:
-        measured.finish(measured.begin(), torch.zeros(1), None)
-    report = measured.report()
-    assert report.load == GpuLoad(1500, 1980, 699.0, 700.0, is_capped=True)
-    assert "its power limit" in str(report)
-    assert nvml.left == 100 - sum(trial.is_timed for trial in trials([ONE, GROUPS])), "and not afterwards"
-    assert not nvml.num_open
-
-
-def test_training_reads_the_clock_behind_its_backward(nvml: FakeNvml) -> None:
-    def train() -> None:
-        measured = tuner.Tuner([ONE, GROUPS], "", None, "cuda", 2)
-        for _ in range(3):
-            step, output = measured.begin(), torch.ones(1, requires_grad=True) * 2
-            measured.finish(step, output, None)
-            left = nvml.left
-            torch.autograd.backward(output)
-            assert nvml.left == left - step.is_timed
-        assert nvml.num_open == 1
-
-    train()
-    gc.collect()
-    assert not nvml.num_open, "a kind of call that never came to an end"
 
 
 def test_the_benchmark_tells_medians_and_what_went_wrong(tmp_path: Path) -> None:

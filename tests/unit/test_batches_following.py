@@ -40,6 +40,24 @@ def test_ranks_that_agree_go_on(number: int) -> None:
     run(ranks, {world: [GATHER]})
 
 
+def test_a_rank_knows_how_long_it_has_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 ends its second run before rank 1 has ended its first one, and a tenth of a second passes."""
+    ranks, now_s = followers(2, timeout_s=60.0), [0.0]
+    first, second = ranks
+    first.begin()
+    first.end({(0, 1): [SUM]})
+    first.begin()
+
+    def sleep(_: float) -> None:
+        now_s[0] += 0.1
+        second.begin()
+        second.end({(0, 1): [SUM]})
+
+    monkeypatch.setattr(following, "time", SimpleNamespace(monotonic=lambda: now_s[0], sleep=sleep))
+    first.end({(0, 1): [SUM]})
+    assert [rank.waited_s for rank in ranks] == [pytest.approx(0.1), 0.0]
+
+
 @pytest.mark.parametrize(
     ("other", "said"),
     [

@@ -63,6 +63,11 @@ class Agreement:
             )
         return group
 
+    @property
+    def waited_s(self) -> float:
+        """How long this rank has waited for others at the ends of runs, in all."""
+        return self._follower.waited_s
+
     def compare(self, own: str, group: ProcessGroup | None = None) -> None:
         """Sees to it that all ranks of the group, or of the given subgroup, say the same. All of them call it, in one order.
 

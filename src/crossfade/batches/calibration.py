@@ -15,9 +15,10 @@ eighth second on; by process groups 59.2, 59.7 and 60.4; by copy engines 57.5, 5
 again after three seconds, two took one batch for as fast as copy engines.) Of short steps the first few say little, since each
 begins with a launch behind an idle GPU. (Captured, one batch 0.73 ms and process groups 0.65; in a row 0.35 and 0.44.)
 
-A way whose launches take most of its time is as fast as the host, which is faster at one moment than at another. So such a way is
-compared once more too before it is taken, and the mean of all launches meanwhile counts. (Two H200 in a virtual machine: process
-groups 5.7 ms in four steps, one batch 6.6; then 5.9 to 10.3 in blocks of 20 steps that followed one another, 8.5 in the middle.)
+An eager interleaved way whose launches take most of its time is as fast as the host, which is faster at one moment than at
+another. So such a way is compared once more too before it is taken, and the mean of all launches meanwhile counts. (Two H200 in a
+virtual machine: process groups 5.7 ms in four steps, one batch 6.6; then, in blocks of 20 steps that followed one another, 5.9 to
+10.3, half of them above 8.5.) Captured ways have few launches, and where one batch has many, two parts have twice as many.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -38,7 +39,9 @@ LEAST_GAIN = 0.02
 CLOSE, CLOSE_MS = 0.05, 0.25
 """Ways that take at most so much longer than the fastest one, the one or the other, are timed again."""
 HOST_BOUND, CLOSE_ON_HOST = 0.7, 0.25
-"""From this share of launches on a way depends on how busy the host is, and is timed again where it takes so much longer."""
+"""An eager interleaved way is bound by the host if its launches take this share of its time or more. It is timed again if it is the
+fastest one, or takes at most so much longer.
+"""
 WARM_MS = 10_000.0
 _NUM_ROUNDS = 2
 _UNTIMED_MS, _TIMED_MS, _MOST_STEPS = 300.0, 200.0, 20
@@ -79,15 +82,25 @@ class Trial:
     """One step of a calibration."""
 
     way: Way
-    is_timed: bool
-    lines_up: bool  # it begins for all ranks at once
+    is_timed: bool = False
+    lines_up: bool = False  # it begins for all ranks at once
     begins_idle: bool = False  # the CPU waits for the GPU before it
+    counts_launches: bool = False
 
 
 class _Timed(NamedTuple):
     taken_ms: float
     host_ms: float | None
     num_not_replayed: int
+
+
+@dataclass(slots=True)
+class _Again:
+    """What the second comparison has of one way."""
+
+    taken_ms: list[float] = field(default_factory=list)
+    launches_ms: float = 0.0  # of all steps that count
+    num_launches: int = 0
 
 
 class Calibration:
@@ -101,8 +114,7 @@ class Calibration:
         self.ways = list(ways)
         self._timed: dict[Way, list[_Timed]] = {way: [] for way in ways}
         self._trials = deque(trials(ways))
-        self._again_ms: dict[Way, list[float]] = {}  # of the second time
-        self._again_host_ms: dict[Way, list[float]] = {}
+        self._again: dict[Way, _Again] = {}
 
     def next(self) -> Trial | None:
         """The next step; None when all are done."""
@@ -113,90 +125,92 @@ class Calibration:
         self._trials = deque(trial for trial in self._trials if trial.way != way)
         self.ways.remove(way)
 
-    def add_second_comparison(self, medians_ms: Mapping[Way, float], launches_ms: Mapping[Way, float]) -> bool:
-        """Adds steps that compare the fastest way, those close to it and one batch on a warm GPU, and drops the other ways.
+    def add_second_comparison(self, times_ms: Mapping[Way, float], launches_ms: Mapping[Way, float]) -> bool:
+        """Adds steps that compare the fastest way, those that may be as fast and one batch on a warm GPU, and drops the other ways.
 
-        Both mappings must be alike on all ranks. Returns whether it added any: it does so once, and only where another way may be
-        the fastest one.
+        Both mappings must be alike on all ranks. Returns whether it added any: it does so once, and only where it may change the
+        choice.
         """
-        best = choose(medians_ms)
-        step_ms = medians_ms[best]
-        on_host = {way for way in self.ways if _is_host_bound(way, launches_ms[way], medians_ms[way])}
-        rivals = [
-            way
-            for way in self.ways
-            if way != best
-            and medians_ms[way] <= step_ms + max((CLOSE_ON_HOST if way in on_host else CLOSE) * step_ms, CLOSE_MS)
-        ]
-        plain = min((way for way in self.ways if way.moves is Moves.ONE), key=lambda way: medians_ms[way])
-        compared = list(dict.fromkeys([best, *rivals, plain]))
-        is_open = bool(rivals) or best in on_host
-        is_between_ways = any(way.moves is not Moves.ONE for way in compared)
-        if self._again_ms or not is_open or not is_between_ways or not math.isfinite(step_ms):
+        best = choose(times_ms)
+        step_ms = times_ms[best]
+        bound = {way for way in self.ways if _is_host_bound(way, times_ms[way], launches_ms[way])}
+
+        def is_rival(way: Way) -> bool:
+            share = CLOSE_ON_HOST if way in bound else CLOSE
+            return way != best and times_ms[way] <= step_ms + max(share * step_ms, CLOSE_MS)
+
+        rivals = [way for way in self.ways if is_rival(way)]
+        is_between_ways = any(way.moves is not Moves.ONE for way in (best, *rivals))
+        if self._again or not (rivals or best in bound) or not is_between_ways or not math.isfinite(step_ms):
             return False
-        self.ways = compared
-        self._again_ms, self._again_host_ms = {way: [] for way in compared}, {way: [] for way in compared}
-        row_ms = _UNTIMED_MS + _TIMED_MS
-        for number in range(math.ceil(WARM_MS / (row_ms * len(compared)))):
-            for way in self._in_turns(number):
-                self._trials.extend([Trial(way, is_timed=False, lines_up=False)] * math.ceil(row_ms / step_ms))
+        plain = min((way for way in self.ways if way.moves is Moves.ONE), key=lambda way: times_ms[way])
+        self.ways = list(dict.fromkeys([best, *rivals, plain]))
+        self._again = {way: _Again() for way in self.ways}
+        length = math.ceil((_UNTIMED_MS + _TIMED_MS) / step_ms)
+        num_rounds = math.ceil(WARM_MS / (length * step_ms * len(self.ways)))
         num_untimed, num_timed = (min(math.ceil(each / step_ms), _MOST_STEPS) for each in (_UNTIMED_MS, _TIMED_MS))
-        for number in range(_NUM_ROUNDS):
-            for way in self._in_turns(number):
-                row = _row(way, max(num_untimed, _NUM_UNTIMED), max(num_timed, MOST_ROUNDS))
+        last = max(num_untimed, _NUM_UNTIMED), max(num_timed, MOST_ROUNDS)
+        for number in range(num_rounds + _NUM_ROUNDS):
+            for way in self.ways[:: -1 if number % 2 else 1]:
+                row = _row(way, *(last if number >= num_rounds else (length, 0)), counts_launches=number > 0)
                 self._trials.extend([replace(row[0], begins_idle=True), *row[1:]])
         return True
-
-    def _in_turns(self, number: int) -> list[Way]:
-        """The ways of one round: every other one begins with the way that was the last."""
-        return self.ways[:: -1 if number % 2 else 1]
 
     def note(self, way: Way, taken_ms: float, host_ms: float | None, num_not_replayed: int = 0) -> None:
         """A timed step: how long it took, and how long its launches took the CPU; None where the CPU does the work itself.
         ``num_not_replayed``: how many of its collectives will be replays of a captured graph later, and were not yet.
         """
-        if way in self._again_ms:
-            self._again_ms[way].append(taken_ms)
+        if way in self._again:
+            self._again[way].taken_ms.append(taken_ms)
         else:
             self._timed[way].append(_Timed(taken_ms, host_ms, num_not_replayed))
 
-    def note_launches(self, way: Way, host_ms: float) -> None:
-        """How long the launches of a step took the CPU; it counts in a second comparison, also of steps that are not timed."""
-        if way in self._again_host_ms:
-            self._again_host_ms[way].append(host_ms)
+    def note_launches(self, way: Way, host_ms: float, num_not_replayed: int = 0) -> None:
+        """A step of the second comparison, timed or not, whose launches count: how long they took the CPU."""
+        again = self._again[way]
+        if 2 * num_not_replayed <= self._most_not_replayed(way):
+            again.launches_ms += host_ms
+            again.num_launches += 1
+
+    def _most_not_replayed(self, way: Way) -> int:
+        return max((step.num_not_replayed for step in self._timed[way]), default=0)
 
     def _counted(self, way: Way) -> list[_Timed]:
         """A way's steps; where some had at most half as many collectives that were not replayed as another one, only those."""
-        timed = self._timed[way]
-        most = max((step.num_not_replayed for step in timed), default=0)
+        timed, most = self._timed[way], self._most_not_replayed(way)
         return [step for step in timed if 2 * step.num_not_replayed <= most] or timed
 
-    @property
-    def launches_ms(self) -> dict[Way, float]:
-        """How long the launches of a step take; nothing where the CPU does the work itself.
+    def launches_ms(self) -> list[float]:
+        """How long the launches of a step take, one a way; 0 where the CPU does the work itself.
 
-        That is the mean of a second comparison, since it is what a busy host costs in the long run, and a median of the few first
-        steps.
+        That is a mean of the second comparison, since it is what the host costs in the long run, and a median of the first steps.
         """
-        again = {way: statistics.fmean(taken) for way, taken in self._again_host_ms.items() if taken}
-        first = {way: [step.host_ms for step in self._counted(way) if step.host_ms is not None] for way in self._timed}
-        return {way: statistics.median(taken) for way, taken in first.items() if taken} | again
+        return [self._launches_ms(way) for way in self.ways]
 
-    def medians_ms(self) -> list[float]:
+    def _launches_ms(self, way: Way) -> float:
+        again = self._again.get(way)
+        if again is not None and again.num_launches:
+            return again.launches_ms / again.num_launches
+        return statistics.median([step.host_ms or 0.0 for step in self._counted(way)] or [0.0])
+
+    def times_ms(self) -> list[float]:
         """What a step takes in a row of steps, one a way; infinite where nothing was measured.
 
         That is the GPU's time or that of the launches, whichever is longer: a few steps alone may run behind others that the GPU
         has still to do, and take it no longer than their kernels, however long their launches took.
         """
-        launches_ms = self.launches_ms
-        return [max(self._gpu_ms(way), launches_ms.get(way, 0.0)) for way in self.ways]
+        return [max(self._gpu_ms(way), self._launches_ms(way)) for way in self.ways]
 
     def _gpu_ms(self, way: Way) -> float:
-        return _median(self._again_ms.get(way) or [step.taken_ms for step in self._counted(way)])
+        """A median; of a second comparison that of the faster row, since a host that is slow for a moment makes the GPU wait."""
+        again = self._again.get(way)
+        if again is None or not again.taken_ms:
+            return _median([step.taken_ms for step in self._counted(way)])
+        length = math.ceil(len(again.taken_ms) / _NUM_ROUNDS)
+        return min(_median(again.taken_ms[k : k + length]) for k in range(0, len(again.taken_ms), length))
 
 
-def _is_host_bound(way: Way, launches_ms: float, taken_ms: float) -> bool:
-    """Whether another load of the host would change how long a way takes."""
+def _is_host_bound(way: Way, taken_ms: float, launches_ms: float) -> bool:
     return way.moves is not Moves.ONE and not way.is_captured and launches_ms >= HOST_BOUND * taken_ms
 
 
@@ -204,9 +218,11 @@ def _median(samples: Sequence[float]) -> float:
     return statistics.median(samples) if samples else float("inf")
 
 
-def _row(way: Way, num_untimed: int, num_timed: int) -> list[Trial]:
+def _row(way: Way, num_untimed: int, num_timed: int, *, counts_launches: bool = False) -> list[Trial]:
     """Steps of one way, one after the other."""
-    return [Trial(way, k >= num_untimed, k == num_untimed - 1) for k in range(num_untimed + num_timed)]
+    untimed = Trial(way, counts_launches=counts_launches)
+    last, timed = replace(untimed, lines_up=True), replace(untimed, is_timed=True)
+    return [*[untimed] * (num_untimed - 1), last if num_timed else untimed, *[timed] * num_timed]
 
 
 def trials(ways: Sequence[Way]) -> list[Trial]:
@@ -224,9 +240,9 @@ def trials(ways: Sequence[Way]) -> list[Trial]:
     return steps + [Trial(way, is_timed=True, lines_up=True) for _ in range(rounds) for way in captured]
 
 
-def choose(medians_ms: Mapping[Way, float]) -> Way:
+def choose(times_ms: Mapping[Way, float]) -> Way:
     """The fastest way; one batch (the fastest of those) where no other way wins by `LEAST_GAIN`."""
-    single = {way: taken for way, taken in medians_ms.items() if way.moves is Moves.ONE}
-    best = min(medians_ms, key=lambda way: medians_ms[way])
+    single = {way: taken for way, taken in times_ms.items() if way.moves is Moves.ONE}
+    best = min(times_ms, key=lambda way: times_ms[way])
     plain = min(single, key=lambda way: single[way])
-    return best if medians_ms[best] * (1 + LEAST_GAIN) <= medians_ms[plain] else plain
+    return best if times_ms[best] * (1 + LEAST_GAIN) <= times_ms[plain] else plain

@@ -58,6 +58,9 @@ _Said = dict[int, _Sums]
 class Follower:
     """One rank's side.
 
+    Attributes:
+        waited_s: how long it has waited for others, in all.
+
     Args:
         store: of torch.distributed; with a prefix of its own.
         ranks: of the group of all that compare, in whose subgroups collectives are issued.
@@ -71,6 +74,7 @@ class Follower:
         self._rank = rank
         self._limit = timedelta(seconds=timeout_s)
         self._is_alone = len(ranks) == 1
+        self.waited_s = 0.0
         self._run = -1
         self._sums: _Sums = {}
         self._said: _Said = {}  # of the last runs that did not raise
@@ -143,6 +147,7 @@ class Follower:
 
     def _wait_for(self, run: int) -> None:
         """Until the ranks before this one have ended a run; compares on the way."""
+        begin_s: float | None = None  # of the wait, if there is one
         end_s = time.monotonic() + self._limit.total_seconds()
         while True:
             stopped, answers = self._look()
@@ -151,9 +156,12 @@ class Follower:
             if stopped and stopped[0] in self._said and stopped[1] != self._rank:
                 raise BatchesError(f"rank {stopped[1]} has raised: {stopped[2]}", hint="its own traceback says where")
             late = [rank for rank, said in answers.items() if max(said, default=-1) < run]
+            now_s = time.monotonic()
             if not late:
+                self.waited_s += 0.0 if begin_s is None else now_s - begin_s
                 return
-            if time.monotonic() > end_s:
+            begin_s = now_s if begin_s is None else begin_s
+            if now_s > end_s:
                 limit = f"{self._limit.total_seconds():g} s"
                 raise self._told(
                     f"the ranks disagree: rank {self._rank} has ended run {run}; {limit} later ranks {late} have not"

@@ -39,8 +39,9 @@ class BatchesReport:
         reason: why in this way.
         is_settled: whether the calibration is over.
         num_batches: parts of a batch.
-        measured_ms: median of each way that was measured, of the slowest rank.
-        host_ms: how long the CPU took for the launches of each way, on this rank.
+        measured_ms: what a step takes by each way that was measured, of the slowest rank.
+        host_ms: how long the CPU took for the launches of each way, of the slowest rank; with its waits where the GPU's queue was
+            full.
         counts: collectives of the last interleaved run whose collectives were counted.
         communication_ms, hidden_ms, exposed_ms: of one recorded run: while any collective was on its way; while a batch computed
             beside it; while all batches waited. None where none was recorded.
@@ -100,29 +101,33 @@ def hidden_of(spans: Sequence[CollectiveSpan], num_parts: int, total_us: float) 
 
 
 def why_no_gain(
-    medians_ms: Mapping[Way, float],
+    times_ms: Mapping[Way, float],
     launches_ms: Mapping[Way, float],
     counts: Counts,
     load: GpuLoad | None = None,
 ) -> str:
     """Why one batch is at least as fast as all other ways. ``load``: the GPU's meanwhile, if it is known."""
-    others = {way: taken for way, taken in medians_ms.items() if way.moves is not Moves.ONE}
+    others = {way: taken for way, taken in times_ms.items() if way.moves is not Moves.ONE}
     if not others:
         return "there is no other way here"
     if counts.collectives and not sum(counts.collectives):
         return "nothing to hide: the module issues no collective"
     best = min(others, key=lambda way: others[way])
-    single = min(taken for way, taken in medians_ms.items() if way.moves is Moves.ONE)
+    single = min(taken for way, taken in times_ms.items() if way.moves is Moves.ONE)
     said = f"no way wins by {LEAST_GAIN:.0%}: {best} takes {others[best] / single:.3f} of one batch's time"
     if counts.stops and not sum(counts.stops):
         return f"{said}; no collective could be left waiting ({', '.join(counts.atomic)})"
-    if best in launches_ms and launches_ms[best] >= MOSTLY * others[best]:
-        hint = "" if best.is_captured else ": capture, where it is possible, removes them"
-        return f"{said}; it is bound by launches{hint}"
+    launches = launches_ms.get(best, 0.0)
+    is_bound = launches >= MOSTLY * others[best]
+    hint = "" if best.is_captured else ": capture, where it is possible, removes them"
     if load is not None and load.is_at_power_limit:
-        return f"{said}; the GPU is at its power limit ({load}): what is hidden lowers its clock"
+        # Launches also take as long as the GPU where they wait for its full queue.
+        also = f"; its launches take as long{hint}" if is_bound else ""
+        return f"{said}; the GPU is at its power limit ({load}): what is hidden lowers its clock{also}"
+    if is_bound:
+        return f"{said}; it is bound by launches{hint}"
     is_open = load is None or not load.is_at_highest_clock
-    power = ", or the GPU is at its power limit" if best in launches_ms and is_open else ""
+    power = ", or the GPU is at its power limit" if launches and is_open else ""
     return f"{said}; parts compute less efficiently than the whole, or contend with communication{power}"
 
 

@@ -30,9 +30,12 @@ class Step:
         is_timed: it counts in the calibration.
         lines_up: it begins for all ranks at once.
         records: the spans of its collectives are recorded.
-        host_s: how long its launches took.
+        counts_launches: they count in the second comparison.
+        host_s: how long its launches took, without what this rank waited for others.
         num_not_replayed: how many of its collectives were not replayed, though they could have been.
         begin, end: its time; the end may move to the end of its backward.
+        began_s: when its launches began.
+        waited_s: how long this rank had waited for others then, in all steps.
     """
 
     way: Way
@@ -40,11 +43,13 @@ class Step:
     is_timed: bool = False
     lines_up: bool = False
     records: bool = False
+    counts_launches: bool = False
     host_s: float = 0.0
     num_not_replayed: int = 0
     begin: Mark = None
     end: Mark = None
     began_s: float = field(default_factory=time.perf_counter)
+    waited_s: float = 0.0
 
 
 class Tuner:
@@ -69,7 +74,8 @@ class Tuner:
         self._device = device
         self._num_batches = num_batches
         self._calibration = Calibration(ways)
-        self._medians_ms: dict[Way, float] = {}
+        self._times_ms: dict[Way, float] = {}  # the slowest rank's, as are those of launches
+        self._launches_ms: dict[Way, float] = {}
         self._is_checked = set[Way]()
         self._has_recorded = False
         self._timed: list[Step] = []
@@ -100,7 +106,7 @@ class Tuner:
         trial = self._next()
         step = Step(self.chosen or trial.way)  # type: ignore[union-attr]
         if trial is not None:
-            step.is_timed, step.lines_up = trial.is_timed, trial.lines_up
+            step.is_timed, step.lines_up, step.counts_launches = trial.is_timed, trial.lines_up, trial.counts_launches
             if trial.begins_idle:
                 torch.cuda.current_stream().synchronize()  # not the device: a receive of the user's may wait for this call
         is_interleaved = step.way.moves is not Moves.ONE
@@ -126,23 +132,24 @@ class Tuner:
         if step.lines_up and self._agreement is not None:
             line_up(self._agreement.group, self._device)
         step.begin = mark(on_gpu=self.on_gpu) if step.is_timed else None
-        step.began_s = time.perf_counter()
+        step.began_s, step.waited_s = time.perf_counter(), self._waited_s()
+
+    def _waited_s(self) -> float:
+        return 0.0 if self._agreement is None else self._agreement.waited_s
 
     def finish(self, step: Step, output: Any, run: Run | None) -> None:
         """The step's call has returned. ``run``: of an interleaved one."""
-        step.host_s = time.perf_counter() - step.began_s
-        if self.chosen is None and self.on_gpu:
-            self._calibration.note_launches(step.way, step.host_s * 1e3)
         step.num_not_replayed = 0 if run is None or step.way.is_captured else run.num_not_replayed
         if step.is_timed:
-            step.end = mark(on_gpu=self.on_gpu)
             self._timed.append(step)
-        is_over = not (step.is_timed and _at_end_of_backward(output, lambda: self._end_backward(step)))
+        self._end(step)
+        is_measured = step.is_timed or step.counts_launches
+        has_backward = is_measured and _at_end_of_backward(output, lambda: self._end_backward(step))
         if self.chosen is None:
             if step.way.moves not in self._shapes:
                 self._shapes[step.way.moves] = signature(output)
-            if is_over:
-                self._read_clock(step)
+            if not has_backward:
+                self._note(step)
         if run is not None:
             atomic = sum((part.atomic for part in run.parts), Counter[str]())
             self._counts = Counts(
@@ -151,8 +158,19 @@ class Tuner:
             if step.records:
                 self._has_recorded, self._recorded = True, run
 
+    def _end(self, step: Step) -> None:
+        step.host_s = time.perf_counter() - step.began_s - (self._waited_s() - step.waited_s)
+        if step.is_timed:
+            step.end = mark(on_gpu=self.on_gpu)
+
     def _end_backward(self, step: Step) -> None:
-        step.end = mark(on_gpu=self.on_gpu)
+        self._end(step)
+        self._note(step)
+
+    def _note(self, step: Step) -> None:
+        """The step is over, with its backward."""
+        if step.counts_launches and self.chosen is None:
+            self._calibration.note_launches(step.way, step.host_s * 1e3, step.num_not_replayed)
         self._read_clock(step)
 
     def _read_clock(self, step: Step) -> None:
@@ -202,41 +220,43 @@ class Tuner:
             calibration.note(step.way, us_between(step.begin, step.end) / 1e3, host_ms, step.num_not_replayed)
         self._timed.clear()
         is_other_shape = float(len(set(self._shapes.values())) > 1)
-        launches_ms = calibration.launches_ms
-        found = [is_other_shape, *calibration.medians_ms(), *(launches_ms.get(way, 0.0) for way in calibration.ways)]
+        found = [is_other_shape, *calibration.times_ms(), *calibration.launches_ms()]
         if self._agreement is not None:
             found = maximum(found, self._agreement.group, self._device)
         is_other_shape, *figures = found
-        self._medians_ms = dict(zip(calibration.ways, figures, strict=False))
-        of_all_ms = dict(zip(calibration.ways, figures[len(calibration.ways) :], strict=True))
+        ways, num = calibration.ways, len(calibration.ways)
+        self._times_ms = dict(zip(ways, figures[:num], strict=True))
+        self._launches_ms = dict(zip(ways, figures[num:], strict=True))
         if is_other_shape:
             self.fall_back(
                 "joined outputs have other shapes than those of one batch: interleave(join=...) joins them as you say"
             )
             return
-        if self.on_gpu and calibration.add_second_comparison(self._medians_ms, of_all_ms):
+        if self.on_gpu and calibration.add_second_comparison(self._times_ms, self._launches_ms):
             self._samples.clear()
-            self.reason = "it is the fastest so far; those that may be as fast are timed again when the GPU is warm"
+            self.reason = (
+                "it is the fastest so far; it is compared once more with one batch and with those that may be as fast"
+            )
             return
         self._close_clocks()
-        self.chosen = choose(self._medians_ms)
+        self.chosen = choose(self._times_ms)
         if self._obstacle:
             self.reason = self._obstacle
         elif self.chosen.moves is Moves.ONE:
-            self.reason = why_no_gain(self._medians_ms, launches_ms, self._counts, self._load)
+            self.reason = why_no_gain(self._times_ms, self._launches_ms, self._counts, self._load)
         else:
-            single = min(taken for way, taken in self._medians_ms.items() if way.moves is Moves.ONE)
-            self.reason = f"it takes {self._medians_ms[self.chosen] / single:.3f} of one batch's time"
+            single = min(taken for way, taken in self._times_ms.items() if way.moves is Moves.ONE)
+            self.reason = f"it takes {self._times_ms[self.chosen] / single:.3f} of one batch's time"
 
     def report(self) -> BatchesReport:
         """What is known so far. Waits for the GPU where a recorded run is told for the first time."""
         said = BatchesReport(
-            way=str(self.chosen or (choose(self._medians_ms) if self._medians_ms else Way(Moves.ONE))),
+            way=str(self.chosen or (choose(self._times_ms) if self._times_ms else Way(Moves.ONE))),
             reason=self.reason,
             is_settled=self.chosen is not None,
             num_batches=self._num_batches,
-            measured_ms={str(way): taken for way, taken in self._medians_ms.items()},
-            host_ms={str(way): taken for way, taken in self._calibration.launches_ms.items()},
+            measured_ms={str(way): taken for way, taken in self._times_ms.items()},
+            host_ms={str(way): taken for way, taken in self._launches_ms.items() if taken},
             load=self._load,
             counts=self._counts,
             notes=(*self.notes, *self._notes_of_counts()),
