@@ -109,14 +109,17 @@ class Waiting:
 
     def _sleep_until(self, ready: Callable[[], bool], timeout_s: float, what: Callable[[], str]) -> bool:
         deadline, alarm = time.monotonic() + timeout_s, self._alarm
+        status = ""
         try:
             alarm.status = what()
             while (left_s := deadline - time.monotonic()) > 0:
                 if self._sleep(ready, min(left_s, self._slice_s())):
                     return True
-            return ready()
+            is_ready = ready()
+            status = "" if is_ready else f"no longer {what()}: its time was over"  # for the others' errors too
+            return is_ready
         finally:
-            alarm.status = ""
+            alarm.status = status
 
     def attend(self, is_quiet: Callable[[], bool]) -> None:
         """Once no thread of the program waits: waits, and handles what comes, until one does, or there is nothing to wait for."""
