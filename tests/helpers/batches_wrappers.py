@@ -97,6 +97,18 @@ def two_backward_calls_under_ddp(device: str) -> None:
     calls = [partial(lambda x: model(x).sum().backward(), same_input(seed=seed)) for seed in (1, 2)]
     with quiet(), pytest.raises(BatchesError, match="several backward calls"):
         Run(ProcessGroups()).go(calls)
+    for way in ("one batch", GROUPS, None):
+        handle = interleave(model, way=way)
+        for _ in range(MOST_STEPS + 2 if way is None else 2):
+            with quiet():
+                halves = [half.sum() for half in handle(same_input(4)).chunk(2)]
+                halves[0].backward(retain_graph=True)
+                with pytest.raises(BatchesError, match="several backward calls"):
+                    halves[1].backward()
+        with model.no_sync(), quiet():  # nothing is reduced
+            halves = [half.sum() for half in handle(same_input(4)).chunk(2)]
+            halves[0].backward(retain_graph=True)
+            halves[1].backward()
 
 
 def whole_steps(device: str) -> None:

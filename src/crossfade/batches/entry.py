@@ -55,13 +55,20 @@ def interleave(
 
     Raises:
         MissingDependency: torch or greenlet is not installed.
+        TypeError: there is no module.
         ValueError: an argument makes no sense.
     """
     _require_torch()
+    from torch import nn
+
     from crossfade.batches.calibration import Moves
     from crossfade.batches.handle import Interleaved, Runner
     from crossfade.batches.tensors import join_outputs, split_batch
 
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"interleave is given {module!r}\nhint: it takes a torch.nn.Module; crossfade.interleaved() takes functions"
+        )
     if num_batches < 2:
         raise ValueError(f"num_batches is {num_batches}\nhint: 2 or more")
     if capture and not per_shape:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from crossfade.batches.agreement import Agreement, maximum
@@ -17,6 +18,7 @@ from crossfade.batches.buffers import open_buffers
 from crossfade.batches.calibration import Moves, Way
 from crossfade.batches.captured_ways import CapturedWays, can_capture
 from crossfade.batches.carriers import Carrier, CopyEngines, ProcessGroups, own_stream
+from crossfade.batches.ddp import one_backward
 from crossfade.batches.fsdp import share_parameters
 from crossfade.batches.obstacles import why_not_captured, why_one_batch
 from crossfade.batches.parts import Run, current_part
@@ -141,6 +143,7 @@ class Interleaved:
         self._captured: dict[tuple[object, ...], CapturedWays] = {}
         self._last: Tuner | None = None
         self._in_one_stream = share_parameters(module, runner.num_batches)
+        self._ddps = [each for each in module.modules() if isinstance(each, DistributedDataParallel)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module returns."""
@@ -149,7 +152,7 @@ class Interleaved:
         key = self._key(args, kwargs)
         tuner = self._last = self._tuners.get(key) or self._open(key, args, kwargs)
         if tuner.chosen == _WHOLE:
-            return self.module(*args, **kwargs)
+            return self._run_whole(args, kwargs)
         step = tuner.begin()
         if step.way.is_captured:
             captured = self._captured.get(key) or self._captured.setdefault(key, CapturedWays(self.module))
@@ -203,9 +206,15 @@ class Interleaved:
             tuner.notes.append("dropout: interleaved batches have other masks than the whole batch")
         return tuner
 
+    def _run_whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._ddps or not torch.is_grad_enabled():
+            return self.module(*args, **kwargs)
+        with one_backward(self._ddps):
+            return self.module(*args, **kwargs)
+
     def _run(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Run | None]:
         if step.way.moves is Moves.ONE:
-            return self.module(*args, **kwargs), None
+            return self._run_whole(args, kwargs), None
         parts: list[Call] = []
         try:
             parts += [Call(*part) for part in self._split(args, kwargs, self._runner.num_batches)]

@@ -196,7 +196,7 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
     def on_module(self, module: torch.nn.Module, output: Any) -> None:
         """A module has run that limits how batches are interleaved."""
         if isinstance(module, DistributedDataParallel):
-            self.owner.one_backward.watch(output)
+            self.owner.one_backward.watch(module, output)
         elif isinstance(module, _BatchNorm) and module.training:
             self.owner.has_batch_norm = True
 

@@ -111,7 +111,17 @@ def signature(value: Any, *, with_values: bool = False) -> tuple[str, ...]:
         with_values: numbers and texts count too, as a graph has them for good.
     """
     leaves, spec = pytree.tree_flatten(value)
-    return (*(_signature(leaf, with_values) for leaf in leaves), "" if spec.is_leaf() else str(spec))
+    return (*(_signature(leaf, with_values) for leaf in leaves), "" if spec.is_leaf() else _nesting(value, spec))
+
+
+def _nesting(value: Any, spec: pytree.TreeSpec) -> str:
+    """In short, where a value is the arguments of a call and none of them holds others."""
+    match value:
+        case (tuple(args), dict(kwargs)):
+            flat = ((None,) * len(args), dict.fromkeys(kwargs))
+            if spec == pytree.tree_structure(flat):
+                return ", ".join([f"{len(args)} by position", *(f"{name!r} by name" for name in kwargs)])
+    return str(spec)
 
 
 def modes(*, trains: bool) -> tuple[str, ...]:
