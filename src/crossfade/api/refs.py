@@ -36,13 +36,13 @@ class Ref:
         """The value. May be called again, after a time-out too.
 
         Args:
-            timeout: the longest wait in seconds; None, or -1 as in Ray, waits until the value is there or an actor on its way has
+            timeout: the longest wait in seconds; None, or -1 as in Ray, waits until the value is there or an actor of its graph has
                 died.
 
         Raises:
             GetTimeoutError: it was not there in time; nothing is lost.
             TaskError: a method raised; also an instance of that error's own type.
-            ActorDiedError: an actor on its way is gone.
+            ActorDiedError: an actor of its graph is gone, and the value has not come.
             ActorError: one that lives cannot go on with the graph.
             TypeError, ValueError: ``timeout`` is no number, or below 0 and not -1.
         """
