@@ -190,6 +190,18 @@ def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any], said:
         crossfade.interleave(torch.nn.Linear(1, 1), **options)
 
 
+def test_a_step_s_batches_are_given_inside_its_with() -> None:
+    pytest.importorskip("greenlet", reason="parts are greenlets: pip install crossfade[batches]")
+    steps = crossfade.interleaved()
+    for _ in range(2):
+        for call in (lambda: steps(torch.sum, torch.ones(2)), steps.backward):
+            with pytest.raises(BatchesError, match="no step has begun\nhint: with steps as run"):
+                call()
+        with steps as run:
+            part = run(torch.sum, torch.ones(2))
+        assert part.result == 2
+
+
 @pytest.mark.parametrize("capture", [True, "model", [torch.nn.Linear(1, 1), torch.ones(1)]])
 def test_what_is_no_module_cannot_be_captured(capture: Any) -> None:
     pytest.importorskip("greenlet", reason="parts are greenlets: pip install crossfade[batches]")

@@ -84,13 +84,20 @@ class InterleavedSteps:
         self._kinds = set[str]()  # of devices, where the batches' tensors are
         self._step: Step | None = None
         self._run: Run | None = None
+        self._is_open = False
 
     def __enter__(self) -> Self:
+        self._is_open = True
         self._parts, self._kinds, self._step, self._run = [], set(), None, None
         return self
 
     def __call__(self, function: Callable[..., Any], *args: Any, weight: float = 1.0, **kwargs: Any) -> StepPart:
-        """Adds a batch. ``weight``: of its loss in the mean that `backward` takes; rows, or tokens."""
+        """Adds a batch. ``weight``: of its loss in the mean that `backward` takes; rows, or tokens.
+
+        Raises:
+            BatchesError: it is called outside of a ``with``.
+        """
+        self._refuse_outside()
         part = StepPart(function, args, kwargs, weight)
         self._kinds |= device_kinds(part.arguments)
         self._parts.append(part)
@@ -98,6 +105,7 @@ class InterleavedSteps:
 
     def backward(self) -> Any:
         """Runs the batches, and one backward on the mean of their losses by weight; gives that mean, without a graph."""
+        self._refuse_outside()
         results = self._finish_forward()
         total = sum(part.weight for part in self._parts)
         if not total:
@@ -113,6 +121,7 @@ class InterleavedSteps:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._is_open = False
         if kind is None and self._parts:
             self._finish_forward()
             step, tuner = self._step, self._last
@@ -120,6 +129,10 @@ class InterleavedSteps:
             assert tuner is not None, "the forward has run"
             tuner.finish(step, None, self._run)  # with its backward
         self._parts, self._run = [], None
+
+    def _refuse_outside(self) -> None:
+        if not self._is_open:
+            raise BatchesError("no step has begun", hint="with steps as run: run(loss_of, batch)")
 
     def report(self) -> BatchesReport:
         """About the kind of step that was last.
