@@ -51,6 +51,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "training": ("pipeline_training.py",),
     "signaled": ("signaled_product.py",),
     "torchrun": ("torchrun_product.py",),
+    "ring": ("torchrun_p2p.py",),
     **{f"batches {name}": (f"torchrun_batches_{name}.py",) for name in ("prefill", "ddp", "experts")},
     "heterogeneous": ("heterogeneous_graph.py", "--steps=5"),
 }
@@ -142,6 +143,7 @@ def test_split_work_agrees_with_the_unsplit(runs: Ran, name: str, begins: str, d
     [
         ("inline", r"5 batches of 2 windows of 16 bytes"),  # of the documentation, by default
         ("torchrun", r"2 of 2 ranks have the whole layer's output\n\Z"),
+        ("ring", r"2 of 2 ranks have the attention over the whole sequence\n\Z"),
         ("batches prefill", r"way: [\s\S]*equal to the model on one device: True\n\Z"),
         ("batches ddp", r"way: [\s\S]*parameters equal on all ranks: True\n\Z"),
         ("batches experts", r"way: process groups\n[\s\S]*2 of 2 ranks have the whole batch's output\n\Z"),
