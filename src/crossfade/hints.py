@@ -12,9 +12,13 @@ __all__ = ["add_note", "check_flag", "nearest"]
 def nearest(asked: str, names: Iterable[str], otherwise: str = "") -> str:
     """A hint for a name that may be misspelt: ``did you mean 'shm'? the transports are copy, shm``.
 
-    ``otherwise`` follows the nearest name, and stands alone where none is near.
+    Letters may be small or capital. ``otherwise`` follows the nearest name, and stands alone where none is near.
     """
-    close = difflib.get_close_matches(asked, list(names), n=1)
+    names = list(names)
+    close = difflib.get_close_matches(asked, names, n=1)
+    if not close:
+        in_small_letters = {name.lower(): name for name in names}
+        close = [in_small_letters[each] for each in difflib.get_close_matches(asked.lower(), in_small_letters, n=1)]
     return f"did you mean {close[0]!r}? {otherwise}".rstrip() if close else otherwise
 
 

@@ -131,9 +131,11 @@ def test_a_result_that_cannot_be_pickled_is_an_error_of_its_node(actors: Any) ->
     a, b = actors
     with b.echo.bind(a.generator.bind(crossfade.InputNode())).compile() as graph:
         for number in (1, 2):
-            with pytest.raises(TypeError, match=r"generator(.|\n)*hint: locks, open files") as caught:
+            with pytest.raises(TypeError, match=r"generator(.|\n)*hint: .*make a list") as caught:
                 graph.execute(number).get()
             assert ".generator (node n0), pickling what it returned" in caught.value.node  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match=r"^\w+\.generator, pickling what it returned,(.|\n)*hint: .*make a list"):
+        a.generator.remote(1).get()
 
 
 def test_an_argument_that_cannot_be_pickled_is_refused(actors: Any) -> None:

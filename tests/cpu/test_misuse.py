@@ -62,6 +62,13 @@ def test_mistakes_in_a_graph_are_value_errors(engine: str) -> None:
         assert graph.execute(3).get() == 3
 
 
+def test_what_is_no_reference_cannot_be_got() -> None:
+    rays: Any = type("ObjectRef", (), {"__module__": "ray._raylet"})()
+    for refs, hint in ((rays, "ray.get"), ([rays], "ray.get"), (3, "pass a reference"), ({}, "pass a reference")):
+        with pytest.raises(TypeError, match=rf"^cannot get .*\nhint: {hint}"):
+            crossfade.get(refs)
+
+
 def test_a_graph_error_from_a_method_is_all_that_it_was(engine: str) -> None:
     class Compiler:
         def compile(self) -> None:

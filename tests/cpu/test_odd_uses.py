@@ -9,6 +9,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -226,6 +227,20 @@ def test_names_and_spins_that_are_none() -> None:
         with pytest.raises(ValueError, match=r"spin_us is .*\nhint:"):
             crossfade.init(spin_us=spin_us)  # type: ignore[arg-type]
     assert not crossfade.is_initialized()
+
+
+def test_an_address_at_which_no_cluster_is_looked_for_is_told() -> None:
+    for address in ("local", "auto"):
+        with (
+            pytest.warns(UserWarning, match="looks for no cluster .*\nhint: engine='ray'")
+            if address == "auto"
+            else nullcontext()
+        ):
+            session = crossfade.init(address, engine="inline")
+        assert repr(session) == "Session(engine='inline', actors started: 0)"
+        crossfade.shutdown()
+    with pytest.raises(ValueError, match="the address is '10"):
+        crossfade.init("10.0.0.1:6379", engine="inline")
 
 
 def test_several_graphs_begin_at_one_input(engine: str) -> None:

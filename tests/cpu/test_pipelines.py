@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,6 +156,18 @@ REFUSED: list[tuple[str, Callable[[], object], str, str]] = [
     ("too many", lambda: split(nn.Linear(2, 2), torch.ones(2, 2), 9), "9 stages need 8 cuts", "fewer stages"),
     ("none", lambda: split(nn.Linear(2, 2), torch.ones(2, 2), 0), "num_stages=0", "at least 1"),
     (
+        "no target",
+        lambda: split(nn.Linear(2, 2), torch.ones(2, 2), 1, loss_fn=nn.functional.mse_loss),
+        "loss_fn is given, and target is missing",
+        "target=",
+    ),
+    (
+        "no loss",
+        lambda: split(nn.Linear(2, 2), torch.ones(2, 2), 1, target=torch.ones(2)),
+        "target is given, and loss_fn is missing",
+        "loss_fn=",
+    ),
+    (
         "too small",
         lambda: split(
             nn.Sequential(nn.Linear(50, 50), nn.Linear(50, 50)), torch.ones(2, 50), 2, memory_limit_bytes=5000
@@ -174,11 +187,18 @@ def test_what_cannot_be_split_is_refused_with_the_reason(build: Callable[[], obj
     assert hint in told
 
 
+def test_a_function_is_no_module() -> None:
+    function: Any = torch.relu
+    with pytest.raises(TypeError, match=r"^split is given <built-in .*\nhint: it takes a torch\.nn\.Module"):
+        split(function, torch.ones(2, 2), num_stages=2)
+
+
 def test_a_memory_limit_moves_the_cut() -> None:
     layers = [nn.Linear(64, 64) for _ in range(6)]
     module, x = nn.Sequential(nn.Linear(64, 3000), nn.Linear(3000, 64), *layers), torch.randn(2, 64)
     size = 2 * sum(each.numel() * 4 for each in module[0].parameters())
     cut = split(module, x, 2, memory_limit_bytes=int(1.2 * size), num_passes=1)
+    assert repr(cut) == "Split(num_stages=2, device='cpu')"
     assert all(stage.held_bytes < 1.2 * size for stage in cut.stages)
 
 

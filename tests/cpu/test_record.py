@@ -52,6 +52,7 @@ def test_a_trace_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             recording.step()
     gpu_trace.EventRecordCallbacks.fire_callbacks(0xFF, 0x50)  # nobody listens any more
     assert recording.path == tmp_path / "made" / "rank0.json.gz"
+    assert repr(recording) == f"Recording({str(recording.path)!r})"
     trace = contents(recording.path)
     record = Record.read(trace["crossfade"])
     assert [entry.role for entry in record.entries] == [Role.RECORD, Role.WAIT_EVENT, Role.SYNC_STREAM] * 3
@@ -268,7 +269,9 @@ def test_some_steps_of_a_script(tmp_path: Path) -> None:
     assert code == 0
     path = tmp_path / "out" / "rank3.json.gz"
     assert "name __main__ ['0']" in out
-    assert f"recorded: {path}" in out
+    assert f"recorded: {path}\nthe doctor needs a trace of a GPU" in out
+    _, out, _ = run(tmp_path, "--skip", "2", "--steps", "3", "--with-tensors", "9", "0")
+    assert f"recorded: {path} (it replaces an earlier one)\n" in out
     trace = contents(path)
     names = [event.get("name", "") for event in trace["traceEvents"]]
     assert sum(name.startswith("Optimizer.step") for name in names) == 3

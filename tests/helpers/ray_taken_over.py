@@ -43,6 +43,8 @@ def rays_own_graphs_are_taken_over(world: World) -> None:
         dag = MultiOutputNode([second.both.bind(left, right=inp.y), second.add.bind(right), first.add.bind(inp[0])])
     graph = crossfade.compile(dag)
     assert ray.get(graph.execute(7, y=1)) == [8, 3, 8]
+    with pytest.raises(TypeError, match=r"hint: ray\.get\(\.\.\.\) takes it"):
+        crossfade.get(graph.execute(7, y=1))
     assert ray.get(first.add.remote(1)) == 2  # ordinary calls go on
     graph.teardown()
     with InputNode() as inp:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,20 @@ def test_signatures_tell_kinds_of_calls_apart() -> None:
     assert signature({"a": one, "b": other}) != signature({"b": one, "a": other})
 
 
+def test_how_arguments_are_nested_is_told_in_short_where_none_holds_others() -> None:
+    a: Any = torch.ones(2)
+    plain = signature(((a, 1), {"mask": None, "b": 2}))
+    assert plain[-1] == "2 by position, 'mask' by name, 'b' by name"
+    others = [
+        ((a, 1, None), {"b": 2}),
+        ((a, 1), {"b": None, "mask": 2}),
+        ((a, [1]), {"mask": None, "b": 2}),
+        (a, 1, None, 2),
+    ]
+    others += [((a, 1), OrderedDict(mask=None, b=2)), [(a, 1), {"mask": None, "b": 2}]]  # type: ignore[list-item]
+    assert len({plain, *map(signature, others)}) == 1 + len(others)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -208,6 +223,13 @@ def test_what_is_no_module_cannot_be_captured(capture: Any) -> None:
     with pytest.raises(ValueError, match=r"(?s)capture is .*hint: give the module"):
         crossfade.interleaved(capture=capture)
     crossfade.interleaved(capture=None)
+
+
+def test_what_is_no_module_cannot_be_interleaved() -> None:
+    pytest.importorskip("greenlet", reason="parts are greenlets: pip install crossfade[batches]")
+    number: Any = 3
+    with pytest.raises(TypeError, match=r"^interleave is given 3\nhint: it takes a torch\.nn\.Module"):
+        crossfade.interleave(number)
 
 
 def test_without_a_process_group_the_batch_stays_whole() -> None:

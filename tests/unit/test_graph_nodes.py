@@ -9,6 +9,7 @@ import inspect
 import pickle
 import time
 import weakref
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -296,8 +297,23 @@ def test_what_only_a_compiled_graph_has_is_missing_with_a_hint() -> None:
             AttributeError, match=r"has no execute\nhint: graph = node\.compile\(\), then graph\.execute"
         ):
             node.execute(1)
-        with pytest.raises(AttributeError, match=f"'{type(node).__name__}' object has no attribute 'exec'"):
+        with pytest.raises(
+            AttributeError, match=r"has no get\nhint: graph = .*, then graph\.execute\(\.\.\.\)\.get\(\)$"
+        ):
+            node.get()
+        name = "inp.x" if isinstance(node, InputPart) else f"'{type(node).__name__}' object"
+        with pytest.raises(AttributeError, match=f"{name} has no attribute 'exec'"):
             node.exec(1)
+
+
+@pytest.mark.parametrize("ask", [lambda part: part.y, lambda part: part["y"], lambda part: part[0]])
+def test_parts_of_parts_are_refused(ask: Callable[[Any], object]) -> None:
+    for part, label in ((InputNode().x, r"inp\.x"), (InputNode()[0], r"inp\[0\]")):
+        with pytest.raises(
+            (AttributeError, TypeError), match=rf"^{label}.*\nhint: bind {label}, and take parts of it in the method"
+        ):
+            ask(part)
+        assert not hasattr(part, "_y")
 
 
 # The hook

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 
 from crossfade import parse_plan
 from crossfade.cluster import HostGroup, Network
-from crossfade.errors import CrossfadeError, GraphError, PlanError
+from crossfade.errors import CrossfadeError, GraphError, PlanError, UnknownTransport
 from crossfade.pipelines.lowering import id_of, plan_of
 from crossfade.pipelines.measure_stages import StageTimes
 from crossfade.pipelines.orders import SCHEDULES, Kind, Pass, order_of, passes_of
@@ -180,6 +181,7 @@ def test_interleaved_has_a_smaller_bubble_and_zero_bubble_a_smaller_one_still() 
 
 REFUSED = [
     ("1F2B", 4, 8, None, "there is no schedule '1F2B'", "1F1B"),
+    ("1f1b", 4, 8, None, "there is no schedule '1f1b'", "did you mean '1F1B'?"),
     ("GPipe", 4, 8, 2, "one stage on each rank, not 4 on 2", "cut it into 2 stages"),
     ("1F1B", 4, 2, None, "as many microbatches as stages, 4", "GPipe"),
     ("Interleaved1F1B", 4, 8, 3, "4 do not go on 3", "a multiple of 3"),
@@ -198,6 +200,16 @@ def test_what_a_schedule_cannot_do_is_refused_with_the_reason(
     message, _, told = str(caught.value).partition("\nhint: ")
     assert says in message
     assert hint in told
+
+
+@pytest.mark.parametrize(
+    ("asked", "hint"), [("foo", "the transports are auto, "), ("Shm", "did you mean 'shm'? "), ("communicator", "the ")]
+)
+def test_a_transport_that_does_not_exist_is_refused_with_the_names(asked: str, hint: str) -> None:
+    with pytest.raises(
+        UnknownTransport, match=rf"^there is no transport '{asked}' between ranks\nhint: .*{re.escape(hint)}"
+    ):
+        predict(stages(4), "1F1B", 4, None, torch.device("cpu"), transport=asked)
 
 
 def test_stages_that_cannot_divide_their_backward_pass_are_refused_where_it_matters() -> None:

@@ -50,9 +50,12 @@ def _flat(refs: Any) -> Iterator[Ref]:
         for ref in refs:
             yield from _flat(ref)
     else:
-        raise TypeError(
-            f"cannot get {refs!r}\nhint: pass a reference that execute() or .remote() returned, or a list of them"
+        is_rays = any(kind.__module__.partition(".")[0] == "ray" for kind in type(refs).__mro__)
+        takes = "pass a reference that execute() or .remote() returned, or a list of them"
+        hint = (
+            "ray.get(...) takes it: references of Ray's, and of graphs of Ray's actors, are Ray's" if is_rays else takes
         )
+        raise TypeError(f"cannot get {refs!r}\nhint: {hint}")
 
 
 def _shaped(refs: Any, deadline: float | None, timeout: float | None) -> Any:

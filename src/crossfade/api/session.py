@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import uuid
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -84,6 +85,9 @@ class Session:
         self._ids: dict[str, str] = {}  # of actors that the user named, by name
         self._counters: dict[str, itertools.count[int]] = {}
         self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"Session(engine={self.engine.name!r}, actors started: {len(self.actors)}{', over' * self.is_over})"
 
     def enter_actor(
         self, class_name: str, asked: str | None, booked: Mapping[str, float]
@@ -189,7 +193,8 @@ def init(
     """Starts a session. The first actor starts one by itself, so this is needed only to choose.
 
     Args:
-        address: of a Ray cluster, for ``ray``; for others None, ``local`` or ``auto``, which mean this machine.
+        address: of a Ray cluster, for ``ray``; for others None or ``local``, which mean this machine, and ``auto``, which does so
+            with a warning: no cluster is looked for.
         engine: ``local`` runs each actor as a process of this host; ``ray`` runs them in the workers of a Ray cluster, which is
             started unless the program has called ``ray.init()``; ``inline`` runs all of them in this thread, deterministically,
             for tests and debuggers. By default ``ray`` after ``ray.init()``, else ``local``.
@@ -231,6 +236,12 @@ def init(
             if ignore_reinit_error:
                 return running
             raise SessionError("crossfade is initialised already", hint="call crossfade.shutdown() first")
+        if address == "auto" and engine != "ray":
+            warnings.warn(
+                f"address='auto' looks for no cluster with the engine {engine!r}: actors run on this machine\n"
+                "hint: engine='ray' runs them on a Ray cluster; else leave the address out",
+                stacklevel=3,  # behind ``uninterrupted``
+            )
         take_signals()
         _finish()
         totals = {

@@ -58,7 +58,11 @@ def record_script(
             f"{script} ended after {window.num_seen} steps of an optimizer, and {num_skipped} were to be skipped",
             hint="give a smaller --skip",
         )
-    print(f"recorded: {window.recording.path}\nnext: crossfade doctor {folder}")
+    replaced = " (it replaces an earlier one)" if window.recording.has_replaced else ""
+    following = f"next: crossfade doctor {folder}"
+    if not window.recording.has_gpu:
+        following = "the doctor needs a trace of a GPU, and this program used none"
+    print(f"recorded: {window.recording.path}{replaced}\n{following}")
 
 
 def _run(script: Path) -> object:

@@ -23,7 +23,7 @@ from crossfade.engines.protocol import ActorStatistics, method_of
 from crossfade.engines.rendezvous import Rendezvous
 from crossfade.engines.sentinel import all_stacks
 from crossfade.engines.state import ActorState, PartState
-from crossfade.engines.unpicklable import NotUnpickled
+from crossfade.engines.unpicklable import NotUnpickled, pickled_result
 from crossfade.errors import ChannelError, DeviceError, Failure
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.limits import with_reserve
@@ -211,16 +211,15 @@ class Actor:
         try:
             args, kwargs = pickle.loads(message.payload)
             result = method_of(self._instance, message.method)(*args, **kwargs)
-            payload = dump_in_band(result if message.num_returns == 1 else returns(result, message.num_returns))
+            given = result if message.num_returns == 1 else returns(result, message.num_returns)
+            payload, failure = pickled_result(given, self.name, label)
         except SystemExit:
             raise
         except BaseException as error:
-            failure = Failure.capture(error, actor=self.name, node=label)
-            send(self._connection, control.Returned(message.number, b"", failure))
-            return
+            payload, failure = b"", Failure.capture(error, actor=self.name, node=label)
         finally:
             self._doing = ""
-        send(self._connection, control.Returned(message.number, payload, None))
+        send(self._connection, control.Returned(message.number, payload, failure))
 
     def _tell_topology(self, message: control.AskTopology) -> None:
         payload, failure = b"", None

@@ -23,7 +23,7 @@ from crossfade.engines.driver import DriverEnds, channel_statistics
 from crossfade.engines.explained import torch_needed
 from crossfade.engines.protocol import ActorSpec, ActorStatistics, Arrival, Places, method_of
 from crossfade.engines.state import ActorState, Fate, PartState, RingState, State
-from crossfade.engines.unpicklable import CulpritNamed, arguments, constants
+from crossfade.engines.unpicklable import CulpritNamed, arguments, constants, pickled_result
 from crossfade.errors import ActorError, ChannelError, Failure, PlanError
 from crossfade.host.processes import KILLED, describe_exit
 from crossfade.interrupted import interruptible, longest_sleep
@@ -101,7 +101,8 @@ class InlineEngine:
             with self._lock:
                 result = method_of(instance, method)(*copied_args, **copied_kwargs)
                 given = result if num_returns == 1 else returns(result, num_returns)
-                return _DoneCall(pickle.loads(dump_in_band(given)))  # as from a process: it may be changed
+                pickled, failure = pickled_result(given, actor, f"{actor}.{method}")
+                return _DoneCall(failure or pickle.loads(pickled))  # as from a process: it may be changed
         except KeyboardInterrupt:
             raise
         except SystemExit as error:

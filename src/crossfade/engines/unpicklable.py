@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from crossfade.channels.values.codec import dump_in_band, hint_for_pickling
+from crossfade.errors import Failure
 from crossfade.hints import add_note
 from crossfade.plan.call import Call
 from crossfade.plan.plan import NodeSpec
@@ -29,6 +30,15 @@ def constants(nodes: Iterable[NodeSpec], calls: Mapping[str, Call]) -> Iterator[
     for node in nodes:
         call = calls[node.id]
         yield from arguments(f"{node.actor}.{node.method} (node {node.id})", call.args, call.kwargs)
+
+
+def pickled_result(value: object, actor: str, label: str) -> tuple[bytes, Failure | None]:
+    """What the call ``label`` returned, pickled, or why it cannot be, in the words that a graph has for that."""
+    try:
+        return dump_in_band(value), None
+    except Exception as error:
+        label, hint = f"{label}, pickling what it returned,", hint_for_pickling(error)
+        return b"", Failure.capture(error, actor=actor, node=label, hint=hint)
 
 
 class NotUnpickled(Exception):

@@ -12,6 +12,11 @@ from crossfade.graph.movement import asked_transport, promised, target_device_of
 from crossfade.graph.unread import Trace, next_order
 from crossfade.types import TargetDevice
 
+OF_GRAPHS = {
+    name: name for name in ("execute", "execute_async", "plan", "statistics", "teardown", "timeline", "visualize")
+} | {"get": "execute(...).get()"}
+"""What compiled graphs have and nodes do not, and how to write it."""
+
 
 class Node:
     """One value of a graph. Nodes are equal, and hash, by identity.
@@ -153,10 +158,10 @@ class Node:
 
         def __getattr__(self, name: str) -> Any:
             """Called only for names that a node does not have."""
-            if name in ("execute", "execute_async", "plan", "statistics", "teardown", "timeline", "visualize"):
+            if name in OF_GRAPHS:
                 raise AttributeError(
                     f"{self._label()} is a node of a graph that is not compiled, and has no {name}\n"
-                    f"hint: graph = node.compile(), then graph.{name}"
+                    f"hint: graph = node.compile(), then graph.{OF_GRAPHS[name]}"
                 )
             return object.__getattribute__(self, name)  # raises Python's own error
 

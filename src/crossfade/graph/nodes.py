@@ -22,12 +22,12 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import MethodType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from crossfade.errors import GraphError
 from crossfade.graph.actors import ActorInfo, unknown_method
 from crossfade.graph.arguments import brief, find_hidden, leaves, snapshot
-from crossfade.graph.node import Node
+from crossfade.graph.node import OF_GRAPHS, Node
 from crossfade.graph.unread import Trace, leave_trace
 from crossfade.interrupted import brief as brief_step
 
@@ -108,6 +108,19 @@ class InputPart(Node):
         super().__init__()
         self.parent = parent
         self._key = key  # ``[0]``, ``["x"]`` (a string as in JSON) or ``.x``
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_") or name in OF_GRAPHS:
+                return super().__getattr__(name)
+            raise AttributeError(f"{self._label()} has no attribute {name!r}\nhint: {self._instead()}")
+
+    def __getitem__(self, item: object) -> NoReturn:
+        raise TypeError(f"{self._label()}[{item!r}]: a part of the input has no parts\nhint: {self._instead()}")
+
+    def _instead(self) -> str:
+        return f"bind {self._label()}, and take parts of it in the method; or give execute each of them as an argument"
 
     def _sources(self) -> tuple[Node, ...]:
         return (self.parent,)

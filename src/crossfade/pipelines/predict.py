@@ -8,7 +8,8 @@ from typing import TypeAlias
 
 import torch
 
-from crossfade.errors import GraphError
+from crossfade.errors import GraphError, UnknownTransport
+from crossfade.hints import nearest
 from crossfade.pipelines.lowering import id_of, method_of, plan_of, rank_name
 from crossfade.pipelines.orders import Kind, Pass, order_of, passes_of
 from crossfade.pipelines.report import StageReport
@@ -71,9 +72,9 @@ def predict(
     passes = passes_of(order)
     _check_divided(stages, schedule, passes)
     is_cuda = device.type == "cuda"
-    if topology is None and transport is not None and Transport(transport) is Transport.TCP:
+    how = _transport(transport) if transport else (Transport.COPY if is_cuda else Transport.SHM)
+    if topology is None and how is Transport.TCP:
         raise GraphError("values go by 'tcp' between hosts, and there is one", hint="describe a cluster: topology=...")
-    how = Transport(transport) if transport else (Transport.COPY if is_cuda else Transport.SHM)
     booked = {rank_name(rank): (rank,) if is_cuda else () for rank in sorted(order)}
     places = None if topology is None else place(topology, booked)
     gpus = {rank: places.gpus[rank_name(rank)][0] if places else rank for rank in order} if is_cuda else None
@@ -105,6 +106,14 @@ def predict(
         bounds=bounds,
         memory_bytes=tuple(_peak_bytes(stages, passes[rank]) for rank in sorted(order)),
     )
+
+
+def _transport(asked: str) -> Transport:
+    names = [each.value for each in Transport if each is not Transport.COMMUNICATOR]
+    if asked not in names:
+        hint = nearest(str(asked), names, f"the transports are {', '.join(names)}")
+        raise UnknownTransport(f"there is no transport {str(asked)!r} between ranks", hint=hint)
+    return Transport(asked)
 
 
 def host_costs(num_cores: int) -> CostModel:

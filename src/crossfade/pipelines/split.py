@@ -72,6 +72,9 @@ class Split:
         times_us = [stage.times.time_us for stage in self.stages]
         return max(times_us) * len(times_us) / sum(times_us) - 1
 
+    def __repr__(self) -> str:
+        return f"Split(num_stages={self.num_stages}, device={str(self.device)!r})"
+
     def build_stage(
         self, index: int, device: torch.device | str | None = None, group: ProcessGroup | None = None
     ) -> _PipelineStage:
@@ -125,7 +128,7 @@ class Split:
                 called ``rank0``, ``rank1``, ... None for one host.
 
         Raises:
-            GraphError: the schedule does not exist, or cannot run with these numbers; the message says why.
+            GraphError: the schedule or the transport does not exist, or cannot run with these numbers; the message says why.
         """
         return predict(self.stages, schedule, num_microbatches, num_ranks, self.device, costs, transport, topology)
 
@@ -178,7 +181,7 @@ def split(
         kwargs: keyword inputs, tensors too.
         loss_fn: the schedule's loss function, called with what the module returns and the target: the last stage computes it, so
             its time counts there. None for none.
-        target: for ``loss_fn``, of one microbatch.
+        target: of one microbatch; with ``loss_fn``, and only then.
         device: where to measure; the module is moved there. None: where it is.
         group: the ranks that call it; the default group, if None.
         memory_limit_bytes: of each stage: parameters, their gradients, buffers, and the activations of ``num_alive``
@@ -189,9 +192,19 @@ def split(
         tolerance: how much longer than necessary the slowest stage may be for fewer bytes that cross.
 
     Raises:
-        GraphError: the module cannot be traced or cut so, or an input or output is not supported; the message says why, the hint
-            what to do.
+        GraphError: the module cannot be traced or cut so, an input or output is not supported, or one of ``loss_fn`` and
+            ``target`` is missing; the message says why, the hint what to do.
+        TypeError: there is no module.
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"split is given {module!r}\nhint: it takes a torch.nn.Module; call the function in a module's forward"
+        )
+    if (loss_fn is None) != (target is None):
+        given, missing = ("target", "loss_fn") if loss_fn is None else ("loss_fn", "target")
+        raise GraphError(
+            f"{given} is given, and {missing} is missing", hint="give both: loss_fn=..., target=... of one microbatch"
+        )
     if num_stages < 1 or num_passes < 1:
         raise GraphError(f"num_stages={num_stages}, num_passes={num_passes}", hint="both are at least 1")
     where = torch.device(device) if device is not None else _device_of(module)

@@ -177,6 +177,8 @@ def hint_for_pickling(error: BaseException) -> str | None:
     is_of_its_kind = isinstance(error, TypeError | pickle.PicklingError | AttributeError) and "pickle" in text
     if not is_of_its_kind or "\nhint: " in text:
         return None
+    if "generator' object" in text:
+        return "a generator does not leave its process: make a list of what it gives"
     return (
         "locks, open files, connections and the like do not leave their process: make them on the actor, in its constructor say, "
         "or leave them out in __getstate__"

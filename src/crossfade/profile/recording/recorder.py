@@ -61,10 +61,13 @@ class Recording:
 
     Attributes:
         path: the file that was written; None before the block's end.
+        has_replaced: whether there was a file of that name, of an earlier recording.
+        has_gpu: whether the program had begun to use a GPU.
     """
 
     def __init__(self, folder: Path, *, with_stack: bool, with_tensors: bool, untraced_steps: int) -> None:
         self.path: Path | None = None
+        self.has_replaced = self.has_gpu = False
         self._folder = folder
         self._with_stack = with_stack
         self._streams = StreamNumbers()
@@ -172,8 +175,12 @@ class Recording:
         self._profiler.add_metadata_json(KEY, json.dumps(self._contents(rank, world_size), separators=(",", ":")))
         self._profiler.stop()
         path = self._folder / f"rank{rank or 0}.json.gz"
+        self.has_replaced, self.has_gpu = path.exists(), self._torch.cuda.is_initialized()
         self._profiler.export_chrome_trace(str(path))
         self.path = path
+
+    def __repr__(self) -> str:
+        return f"Recording({str(self.path or self._folder)!r})"
 
     def _watch_gpu(self) -> None:
         """Begins to read clocks once the program has chosen its GPU: asking earlier would make a context on another one."""
