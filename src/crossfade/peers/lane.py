@@ -135,8 +135,8 @@ class Lane:
         if self.broken:
             raise ChannelBroken(
                 f"{self.broken}; results of collectives that had not finished are not valid",
-                hint="close the group and open it again on all ranks, or on those that are left; what has opened by itself is closed "
-                "by crossfade.peers.close_groups()",
+                hint="close the group and open it again on all ranks, or on those that are left; crossfade.peers.close_groups() "
+                "closes what has opened by itself",
             )
 
     def cut_off(self, error: BaseException) -> None:
