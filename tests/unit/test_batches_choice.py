@@ -238,6 +238,12 @@ def test_without_a_process_group_the_batch_stays_whole() -> None:
     handle = crossfade.interleave(model)
     with pytest.raises(BatchesError, match="nothing has been called yet"):
         handle.report()
+    assert repr(handle) == "Interleaved(Linear, num_batches=2)"
+    untyped: Any = handle
+    with pytest.raises(AttributeError, match=r"no parameters\nhint: the module has it: handle\.module\.parameters"):
+        untyped.parameters()
+    with pytest.raises(AttributeError, match="has no attribute 'forwards'"):
+        untyped.forwards()
     assert torch.equal(handle(x), model(x))
     assert handle.report().way == "one batch"
     assert "no process group" in handle.report().reason

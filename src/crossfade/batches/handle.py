@@ -164,6 +164,19 @@ class Interleaved:
         tuner.finish(step, output, run)
         return output
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Called only for names that a handle does not have."""
+            if not name.startswith("_") and hasattr(vars(self).get("module"), name):
+                raise AttributeError(
+                    f"a handle of interleave has no {name}\nhint: the module has it: handle.module.{name}"
+                )
+            return object.__getattribute__(self, name)  # raises Python's own error
+
+    def __repr__(self) -> str:
+        return f"Interleaved({type(self.module).__name__}, num_batches={self._runner.num_batches})"
+
     def report(self) -> BatchesReport:
         """About the kind of call that was last.
 
