@@ -28,6 +28,8 @@ def written(data: Any) -> str:
 
 
 def _plain(figure: Any) -> int | float:
+    if not isinstance(figure, Real):
+        raise TypeError(f"{figure!r} is no figure")
     return int(figure) if isinstance(figure, Integral) else float(figure)
 
 

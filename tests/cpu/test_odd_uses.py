@@ -7,6 +7,7 @@ import gc
 import os
 import threading
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -234,9 +235,10 @@ def test_an_address_at_which_no_cluster_is_looked_for_is_told() -> None:
         with (
             pytest.warns(UserWarning, match="looks for no cluster .*\nhint: engine='ray'")
             if address == "auto"
-            else nullcontext()
-        ):
+            else nullcontext(list[warnings.WarningMessage]())
+        ) as caught:
             session = crossfade.init(address, engine="inline")
+        assert all(each.filename == __file__ for each in caught), "where init is called"
         assert repr(session) == "Session(engine='inline', actors started: 0)"
         crossfade.shutdown()
     with pytest.raises(ValueError, match="the address is '10"):

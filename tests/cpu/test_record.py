@@ -270,7 +270,8 @@ def test_some_steps_of_a_script(tmp_path: Path) -> None:
     path = tmp_path / "out" / "rank3.json.gz"
     assert "name __main__ ['0']" in out
     assert f"recorded: {path}\nthe doctor needs a trace of a GPU" in out
-    _, out, _ = run(tmp_path, "--skip", "2", "--steps", "3", "--with-tensors", "9", "0")
+    code, out, _ = run(tmp_path, "--skip", "2", "--steps", "3", "--with-tensors", "9", "0")
+    assert code == 0
     assert f"recorded: {path} (it replaces an earlier one)\n" in out
     trace = contents(path)
     names = [event.get("name", "") for event in trace["traceEvents"]]

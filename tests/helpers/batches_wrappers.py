@@ -105,10 +105,32 @@ def two_backward_calls_under_ddp(device: str) -> None:
                 halves[0].backward(retain_graph=True)
                 with pytest.raises(BatchesError, match="several backward calls"):
                     halves[1].backward()
+        with quiet():  # a penalty on the input's gradient, whose first part accumulates none
+            x = same_input(4).requires_grad_()
+            (slope,) = torch.autograd.grad(handle(x).sum(), x, create_graph=True)
+            slope.square().sum().backward()  # type: ignore[no-untyped-call,unused-ignore]
         with model.no_sync(), quiet():  # nothing is reduced
             halves = [half.sum() for half in handle(same_input(4)).chunk(2)]
             halves[0].backward(retain_graph=True)
             halves[1].backward()
+
+
+def each_ddp_has_its_own_backward(device: str) -> None:
+    """Two modules in DDP, each of which reduces its own gradients."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.each = nn.ModuleList([DistributedDataParallel(nn.Linear(WIDTH, 1).double()) for _ in range(2)])
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            return [each(x) for each in self.each]
+
+    model = Both()
+    for way in ("one batch", GROUPS):
+        handle = interleave(model, way=way)
+        for output in handle(same_input(4)):
+            output.sum().backward()
 
 
 def whole_steps(device: str) -> None:

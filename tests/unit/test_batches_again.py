@@ -167,8 +167,11 @@ def test_steps_that_capture_collectives_do_not_count_the_second_time_either() ->
     assert calibration.add_second_comparison(measured(calibration), launches(calibration))
     calibration.note_launches(COPIES, 90.0, 16)
     assert launches(calibration)[COPIES] == 5.3
-    calibration.note_launches(COPIES, 5.5)
-    assert launches(calibration)[COPIES] == 5.5
+    for host_ms in (5.5, 90.0, 5.7):
+        calibration.note_launches(COPIES, host_ms)
+    assert launches(calibration)[COPIES] == pytest.approx(5.6), (
+        "without the slowest, in which the program may have paused"
+    )
 
 
 def test_launches_of_the_first_row_of_each_way_do_not_count() -> None:

@@ -147,12 +147,23 @@ def test_training_reads_the_clock_behind_its_backward(nvml: FakeNvml) -> None:
     assert not nvml.num_open, "a kind of call that never came to an end"
 
 
-def test_launches_of_a_backward_count_too(nvml: FakeNvml) -> None:
+def test_launches_of_a_backward_count_too_and_what_comes_before_it_does_not(nvml: FakeNvml) -> None:
     measured = tuner.Tuner([ONE, GROUPS], "", None, "cuda", 2)
     while measured.chosen is None:
-        step, output = measured.begin(), torch.ones(1, requires_grad=True) * 2
+        step, leaf = measured.begin(), torch.ones(1, requires_grad=True)
+
+        def launch(_: torch.Tensor, step: tuner.Step = step) -> None:
+            step.began_s -= 0.9
+
+        leaf.register_hook(launch)  # type: ignore[no-untyped-call,unused-ignore]
+        output = leaf * 2
         measured.finish(step, output, None)
-        step.began_s -= 0.9  # until its backward begins
+        step.began_s -= 7  # the program prints its loss
+        torch.autograd.backward(output, retain_graph=True)
+        taken_s = step.host_s
         torch.autograd.backward(output)
-    report = measured.report()
-    assert {name: taken > 900 for name, taken in report.host_ms.items()} == {"one batch": True, "process groups": True}
+        assert step.host_s == taken_s, "of the first backward"
+    assert {name: 900 < ms < 1000 for name, ms in measured.report().host_ms.items()} == {
+        "one batch": True,
+        "process groups": True,
+    }

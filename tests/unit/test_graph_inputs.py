@@ -73,7 +73,9 @@ def test_probing_makes_no_parts() -> None:
     assert not inp._parts
 
 
-@pytest.mark.parametrize("ask", [lambda part: part.y, lambda part: part["y"], lambda part: part[0]])
+@pytest.mark.parametrize(
+    "ask", [lambda part: part.y, lambda part: part.get("y"), lambda part: part["y"], lambda part: part[0]]
+)
 def test_parts_of_parts_are_refused(ask: Callable[[Any], object]) -> None:
     for part, label in ((InputNode().x, r"inp\.x"), (InputNode()[0], r"inp\[0\]")):
         with pytest.raises(

@@ -50,7 +50,7 @@ def _flat(refs: Any) -> Iterator[Ref]:
         for ref in refs:
             yield from _flat(ref)
     else:
-        is_rays = any(kind.__module__.partition(".")[0] == "ray" for kind in type(refs).__mro__)
+        is_rays = any(str(kind.__module__).partition(".")[0] == "ray" for kind in type(refs).__mro__)
         takes = "pass a reference that execute() or .remote() returned, or a list of them"
         hint = (
             "ray.get(...) takes it: references of Ray's, and of graphs of Ray's actors, are Ray's" if is_rays else takes

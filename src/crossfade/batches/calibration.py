@@ -100,6 +100,7 @@ class _Again:
 
     taken_ms: list[float] = field(default_factory=list)
     launches_ms: float = 0.0  # of all steps that count
+    most_ms: float = 0.0  # of the slowest of them
     num_launches: int = 0
 
 
@@ -170,6 +171,7 @@ class Calibration:
         again = self._again[way]
         if 2 * num_not_replayed <= self._most_not_replayed(way):
             again.launches_ms += host_ms
+            again.most_ms = max(again.most_ms, host_ms)
             again.num_launches += 1
 
     def _most_not_replayed(self, way: Way) -> int:
@@ -183,14 +185,15 @@ class Calibration:
     def launches_ms(self) -> list[float]:
         """How long the launches of a step take, one a way; 0 where the CPU does the work itself.
 
-        That is a mean of the second comparison, since it is what the host costs in the long run, and a median of the first steps.
+        That is a mean of the second comparison, since it is what the host costs in the long run, but for the slowest step, which
+        may have met a pause of the program's; and a median of the first steps.
         """
         return [self._launches_ms(way) for way in self.ways]
 
     def _launches_ms(self, way: Way) -> float:
         again = self._again.get(way)
-        if again is not None and again.num_launches:
-            return again.launches_ms / again.num_launches
+        if again is not None and again.num_launches > 1:
+            return (again.launches_ms - again.most_ms) / (again.num_launches - 1)
         return statistics.median([step.host_ms or 0.0 for step in self._counted(way)] or [0.0])
 
     def times_ms(self) -> list[float]:

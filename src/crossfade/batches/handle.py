@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -168,7 +168,10 @@ class Interleaved:
 
         def __getattr__(self, name: str) -> Any:
             """Called only for names that a handle does not have."""
-            if not name.startswith("_") and hasattr(vars(self).get("module"), name):
+            has_it = False
+            with suppress(Exception):  # it is a property of the module's that fails
+                has_it = not name.startswith("_") and hasattr(vars(self).get("module"), name)
+            if has_it:
                 raise AttributeError(
                     f"a handle of interleave has no {name}\nhint: the module has it: handle.module.{name}"
                 )

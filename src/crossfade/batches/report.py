@@ -41,7 +41,7 @@ class BatchesReport:
         num_batches: parts of a batch.
         measured_ms: what a step takes by each way that was measured, of the slowest rank.
         host_ms: how long the CPU took for the launches of each way, of the slowest rank; with its waits where the GPU's queue was
-            full.
+            full. Empty until the ways have been measured.
         counts: collectives of the last interleaved run whose collectives were counted.
         communication_ms, hidden_ms, exposed_ms: of one recorded run: while any collective was on its way; while a batch computed
             beside it; while all batches waited. None where none was recorded.

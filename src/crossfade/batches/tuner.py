@@ -132,7 +132,7 @@ class Tuner:
         if step.lines_up and self._agreement is not None:
             line_up(self._agreement.group, self._device)
         step.begin = mark(on_gpu=self.on_gpu) if step.is_timed else None
-        step.began_s, step.waited_s = time.perf_counter(), self._waited_s()
+        step.host_s, step.began_s, step.waited_s = 0.0, time.perf_counter(), self._waited_s()
 
     def _waited_s(self) -> float:
         return 0.0 if self._agreement is None else self._agreement.waited_s
@@ -144,7 +144,9 @@ class Tuner:
             self._timed.append(step)
         self._end(step)
         is_measured = step.is_timed or step.counts_launches
-        has_backward = is_measured and _at_end_of_backward(output, lambda: self._end_backward(step))
+        has_backward = is_measured and _around_backward(
+            output, lambda: self._begin_backward(step), lambda: self._end_backward(step)
+        )
         if self.chosen is None:
             if step.way.moves not in self._shapes:
                 self._shapes[step.way.moves] = signature(output)
@@ -159,9 +161,13 @@ class Tuner:
                 self._has_recorded, self._recorded = True, run
 
     def _end(self, step: Step) -> None:
-        step.host_s = time.perf_counter() - step.began_s - (self._waited_s() - step.waited_s)
+        step.host_s += time.perf_counter() - step.began_s - (self._waited_s() - step.waited_s)
         if step.is_timed:
             step.end = mark(on_gpu=self.on_gpu)
+
+    def _begin_backward(self, step: Step) -> None:
+        """Launches go on; what the caller did since the forward was none."""
+        step.began_s, step.waited_s = time.perf_counter(), self._waited_s()
 
     def _end_backward(self, step: Step) -> None:
         self._end(step)
@@ -280,8 +286,8 @@ class Tuner:
         return [f"the batches issue different numbers of collectives: {', '.join(map(str, self._counts.collectives))}"]
 
 
-def _at_end_of_backward(output: Any, act: Callable[[], Any]) -> bool:
-    """Calls when the first backward through the output has ended. False if there can be none."""
+def _around_backward(output: Any, begin: Callable[[], Any], end: Callable[[], Any]) -> bool:
+    """Calls when the first backward through the output begins, and when it has ended. False if there can be none."""
     tensors = [
         leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None
     ]
@@ -289,5 +295,11 @@ def _at_end_of_backward(output: Any, act: Callable[[], Any]) -> bool:
         return False
     engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined,unused-ignore]
     hooked: Any = tensors[0]
-    hooked.register_hook(lambda _: engine.queue_callback(act))
+
+    def act(_: torch.Tensor) -> None:
+        hook.remove()
+        begin()
+        engine.queue_callback(end)
+
+    hook = hooked.register_hook(act)
     return True

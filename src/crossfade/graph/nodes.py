@@ -112,7 +112,7 @@ class InputPart(Node):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name.startswith("_") or name in OF_GRAPHS:
+            if name.startswith("_") or (name in OF_GRAPHS and name != "get"):  # which is a dict's, of a part
                 return super().__getattr__(name)
             raise AttributeError(f"{self._label()} has no attribute {name!r}\nhint: {self._instead()}")
 

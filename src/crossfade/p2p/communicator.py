@@ -272,7 +272,9 @@ class P2P:
         does.
         """
         check_capture("wait", is_host=transfer.side.is_host)
-        if not (transfer.is_settled or self._settles(transfer)):
+        if transfer.is_settled or self._settles(transfer):
+            self._waiting.forget()
+        else:
             self._await(lambda: self._settles(transfer), str(transfer), timeout)
         is_joined = self._all.land(transfer)
         if transfer.error is not None:

@@ -54,6 +54,7 @@ class Waiting:
         self._core = Core()
         self._num_beside = self._num_notes = 0
         self._num_program = 0  # threads of the program that wait
+        self._has_given_up = False  # the last wait, and the status says so
 
     @property
     def _alarm(self) -> Alarm:
@@ -66,6 +67,7 @@ class Waiting:
         """Waits until ``ready()``; False if the time is over. ``what`` says for what, in the errors of all ranks. Raises a
         `ChannelClosed` if another thread has closed the communicator meanwhile, although not all ranks came.
         """
+        self.forget()
         with self._changed:
             self._num_program += 1
         try:
@@ -90,6 +92,14 @@ class Waiting:
             status = "does not say here what it waits for" if alarm is None else alarm.status
             lines.append(f"\n{name} {status or 'does not wait in crossfade.p2p'}")
         return "".join(lines)
+
+    def forget(self) -> None:
+        """The program goes on: for what it last waited in vain is of no interest any more."""
+        alarm = self._own_alarm
+        if self._has_given_up and alarm is not None:
+            self._has_given_up = False
+            with suppress(ValueError):  # another thread has just closed the communicator
+                alarm.status = ""
 
     def set_status(self, status: str) -> None:
         """Says what the rank waits for while no thread of its does."""
@@ -116,7 +126,9 @@ class Waiting:
                 if self._sleep(ready, min(left_s, self._slice_s())):
                     return True
             is_ready = ready()
-            status = "" if is_ready else f"no longer {what()}: its time was over"  # for the others' errors too
+            if not is_ready:
+                self._has_given_up = True
+                status = f"no longer {what()}: its time was over"  # for the others' errors too
             return is_ready
         finally:
             alarm.status = status

@@ -203,7 +203,8 @@ def split(
     if (loss_fn is None) != (target is None):
         given, missing = ("target", "loss_fn") if loss_fn is None else ("loss_fn", "target")
         raise GraphError(
-            f"{given} is given, and {missing} is missing", hint="give both: loss_fn=..., target=... of one microbatch"
+            f"{given} is given, and {missing} is missing",
+            hint="give both: loss_fn=..., and target=... of one microbatch, which may be anything if the loss does not look at it",
         )
     if num_stages < 1 or num_passes < 1:
         raise GraphError(f"num_stages={num_stages}, num_passes={num_passes}", hint="both are at least 1")
