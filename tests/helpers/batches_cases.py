@@ -33,20 +33,7 @@ from tests.helpers.batches_models import (
     train,
 )
 from tests.helpers.batches_transformers import llama, llama_by_parallelize, mixtral
-from tests.helpers.batches_wrappers import (
-    GROUPS,
-    an_operator_is_not_left_in_the_middle,
-    batch_norm_falls_back,
-    ddp,
-    dtensor_parallel,
-    each_ddp_has_its_own_backward,
-    fsdp1_falls_back,
-    fsdp2,
-    fused_products,
-    quiet,
-    two_backward_calls_under_ddp,
-    whole_steps,
-)
+from tests.helpers.batches_wrappers import GROUPS, WRAPPERS, quiet
 from tests.helpers.ranks import Case
 
 NUM_RANDOM = 50
@@ -364,23 +351,14 @@ def meet(device: str) -> None:
 
 
 CASES: dict[str, Case] = {
-    "fused_products": fused_products,
-    "an_operator_is_not_left_in_the_middle": an_operator_is_not_left_in_the_middle,
+    **WRAPPERS,
     "captured_steps": captured_steps,
     "captured_whole_steps": whole_steps_on_cpu,
     "order": order,
     "inference": inference,
     "own_split_and_join": own_split_and_join,
-    "dtensor_parallel": dtensor_parallel,
     "redistribute_inside_an_operator": redistribute_inside_an_operator,
     "one_part_in_another_mode": one_part_in_another_mode,
-    "ddp": ddp,
-    "two_backward_calls_under_ddp": two_backward_calls_under_ddp,
-    "each_ddp_has_its_own_backward": each_ddp_has_its_own_backward,
-    "whole_steps": whole_steps,
-    "batch_norm_falls_back": batch_norm_falls_back,
-    "fsdp1_falls_back": fsdp1_falls_back,
-    "fsdp2": fsdp2,
     "other_shapes_on_each_rank": other_shapes_on_each_rank,
     "batches_of_different_length": batches_of_different_length,
     "calibration": calibration,

@@ -36,6 +36,7 @@ from tests.helpers.batches_models import (
     same_input,
     train,
 )
+from tests.helpers.ranks import Case
 
 GROUPS = "process groups"
 
@@ -297,3 +298,20 @@ def fused_products(device: str) -> None:
             assert torch.allclose(handle(x), model(x))
         counts = handle.report().counts
         assert counts.collectives == counts.stops == (2, 2), (candidate, counts)
+
+
+WRAPPERS: dict[str, Case] = {
+    case.__name__: case
+    for case in (
+        fused_products,
+        an_operator_is_not_left_in_the_middle,
+        dtensor_parallel,
+        ddp,
+        two_backward_calls_under_ddp,
+        each_ddp_has_its_own_backward,
+        whole_steps,
+        batch_norm_falls_back,
+        fsdp1_falls_back,
+        fsdp2,
+    )
+}
