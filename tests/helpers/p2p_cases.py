@@ -176,7 +176,7 @@ def lengths_that_differ(device: str) -> None:
 
 
 def a_wait_that_is_too_long(device: str) -> None:
-    """It says who waits for what, and who has waited in vain; and what comes later is received."""
+    """It says who waits for what, and whose time was over; and what comes later is received."""
     rank, peer = dist.get_rank(), _peer()
     with opened(device) as p2p:
         if peer == rank:
@@ -185,17 +185,17 @@ def a_wait_that_is_too_long(device: str) -> None:
             return
         target = torch.zeros(4, device=device)
         work = p2p.irecv(target, peer, tag=33)
-        in_vain = f"no longer waits for a receive from rank {peer} with tag 33 (16 bytes): its time was over"
+        over_time = f"no longer waits for a receive from rank {peer} with tag 33 (16 bytes): its time was over"
         with pytest.raises(
             ChannelTimeout, match=f"a receive from rank {peer} with tag 33 .16 bytes. has not met"
         ) as failed:
             work.wait(timeout=0.4)
-        assert in_vain in str(failed.value)
+        assert over_time in str(failed.value)
         dist.barrier()
         if rank < peer:
             with pytest.raises(ChannelTimeout) as failed:
                 p2p.recv_any(peer, tag=34, timeout=0.2)
-            theirs = in_vain.replace(f"from rank {peer}", f"from rank {rank}")
+            theirs = over_time.replace(f"from rank {peer}", f"from rank {rank}")
             assert theirs in str(failed.value) or "does not say here" in str(failed.value)
         dist.barrier()
         p2p.isend(torch.ones(4, device=device), peer, tag=34)

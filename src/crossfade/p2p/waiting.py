@@ -54,7 +54,7 @@ class Waiting:
         self._core = Core()
         self._num_beside = self._num_notes = 0
         self._num_program = 0  # threads of the program that wait
-        self._has_given_up = False  # the last wait, and the status says so
+        self._has_given_up = False  # the last wait ran out of time, and the status still says so
 
     @property
     def _alarm(self) -> Alarm:
@@ -94,7 +94,7 @@ class Waiting:
         return "".join(lines)
 
     def forget(self) -> None:
-        """The program goes on: for what it last waited in vain is of no interest any more."""
+        """Clears the status of a wait whose time was over: the program has gone on."""
         alarm = self._own_alarm
         if self._has_given_up and alarm is not None:
             self._has_given_up = False
