@@ -6,7 +6,9 @@ import math
 import os
 import select
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -16,12 +18,13 @@ from crossfade.device.borrowed import device_of, torch_or_raise
 from crossfade.device.signals import Signal
 from crossfade.device.tensors import current_stream
 from crossfade.device.watchdog import DeathReport, Watchdog, release
-from crossfade.errors import ChannelBroken, ChannelClosed, DeviceError
+from crossfade.errors import ChannelBroken, ChannelClosed, ChannelTimeout, DeviceError
 from crossfade.host.memory import align
 from crossfade.host.processes import open_pidfd
+from crossfade.peers.closing import AHEAD, HINT, LEFT, PAUSE_S, Closing, has_ended_well
 from crossfade.peers.exchange import barrier
 from crossfade.peers.keys import GroupKey
-from crossfade.peers.lane import SLOT_ALIGNMENT, Lane
+from crossfade.peers.lane import REOPEN, SLOT_ALIGNMENT, Lane
 from crossfade.peers.memory import OpenedGroup
 from crossfade.peers.steps import end
 
@@ -34,6 +37,10 @@ _NUMBERS = count(1)
 _OPEN: WeakValueDictionary[str, PeerGroup] = WeakValueDictionary()
 _OF: dict[int, dict[str, ref[PeerGroup]]] = {}
 """The open groups of a process group, by its `id` while it lives; by key, in their order."""
+_AFTER_A_DEATH = (
+    "close the group and open one of the ranks that are left; "
+    "crossfade.peers.close_groups() closes what has opened by itself"
+)
 NUM_EACH = 2
 """Lanes that a lane of a staged group is in fact, with half a buffer each: pieces of sums go up on one while others come down."""
 
@@ -52,6 +59,8 @@ class PeerGroup:
         key: what `crossfade.peers.groups.find_group` finds it by in this process, while it is open.
         belongings: what others keep with this rank's side of it, by names of theirs, until it is closed.
         reports: of ranks that have died.
+
+    ``timeout_s``: the longest that `close` waits for the others.
     """
 
     def __init__(
@@ -66,6 +75,7 @@ class PeerGroup:
         process_group: ProcessGroup | None = None,
         number: int = 0,
         is_staged: bool = False,
+        timeout_s: float = math.inf,
     ) -> None:
         memory = self.memory = opened.memory
         self._process_group = None if process_group is None else ref(process_group)
@@ -82,22 +92,23 @@ class PeerGroup:
         self._heap_end = heap_begin
         self._tensor: Tensor | None = opened.tensor
         self._give_back = opened.close
+        self._timeout_s = timeout_s
+        self._closing = Closing(memory, len(lanes))
         self._watchdog = Watchdog(memory.driver)
         self._pidfds = {rank: open_pidfd(opened.pids[rank]) for rank in memory.peers}
         called = names or [f"rank {rank}" for rank in range(memory.num_ranks)]
-        self._names = {pidfd: f"{called[rank]} (process {opened.pids[rank]})" for rank, pidfd in self._pidfds.items()}
+        self._names = {rank: f"{called[rank]} (process {opened.pids[rank]})" for rank in memory.peers}
         self._poller = select.epoll()
         self._lock = threading.Lock()
-        self._first_dead = ""
+        self._first_dead = self._end_of_first = ""
         self._is_closed = False
         for rank, pidfd in self._pidfds.items():
-            name, tell = (
-                self._names[pidfd],
-                _nothing if before_release is None else partial(before_release, called[rank]),
-            )
+            tell = _nothing if before_release is None else partial(before_release, called[rank])
             self._poller.register(pidfd, select.EPOLLIN)
-            release_signals, streams = self._make_release(name), _Streams(lanes)
-            self._watchdog.watch(name, pidfd, release_signals, streams, self._on_death, before_release=tell)
+            release_signals, streams = self._make_release(rank), _Streams(lanes)
+            self._watchdog.watch(
+                self._names[rank], pidfd, release_signals, streams, self._on_death, before_release=tell
+            )
         _OPEN[self.key] = self
         if process_group is not None:
             if id(process_group) not in _OF:
@@ -126,32 +137,46 @@ class PeerGroup:
         """Ranks that have died."""
         return self._watchdog.reports
 
-    def _make_release(self, name: str) -> Callable[[], list[Signal]]:
+    def _make_release(self, rank: int) -> Callable[[], list[Signal]]:
         """Gives the signals to set when this rank has died: those of all ranks, for the others stop as well.
 
         The lanes are broken before the first signal is set, so that no caller takes for a result what a released stream computes.
         """
 
         def signals() -> list[Signal]:
-            self._note(name)
+            self._note(rank)
             return [signal for lane in self._lanes for signal in lane.incoming()]
 
         return signals
 
-    def _note(self, name: str) -> None:
+    def _note(self, rank: int) -> None:
         with self._lock:
             if not self._first_dead:
-                self._first_dead = name
-                self._break(f"{name} died")
+                self._first_dead = self._names[rank]
+                self._end_of_first = f"{self._first_dead} {'has ended' if has_ended_well(self.pids[rank]) else 'died'}"
+                self._break(self._end_of_first, _AFTER_A_DEATH)
 
     def _on_death(self, report: DeathReport) -> None:
         with self._lock:
             if report.peer == self._first_dead:
-                self._break(str(report))
+                self._break(str(report).replace(f"{report.peer} died", self._end_of_first, 1), _AFTER_A_DEATH)
 
-    def _break(self, why: str) -> None:
+    def _break(self, why: str, hint: str) -> None:
         for lane in self._lanes:
-            lane.broken = why
+            lane.broken, lane.hint = why, hint
+
+    def _has_dead(self) -> bool:
+        """Whether a rank has died. Asks the system, and not only this rank's watchdog."""
+        for pidfd, _ in self._poller.poll(0):
+            self._note(next(rank for rank in self._pidfds if self._pidfds[rank] == pidfd))
+        return bool(self._first_dead)
+
+    def _note_closed(self) -> None:
+        """Other ranks take part in nothing any more."""
+        for rank in self._closing.told(LEFT):
+            with self._lock:
+                if not self._is_broken():
+                    self._break(f"{self._names[rank]} has closed the group", HINT)
 
     @property
     def device(self) -> torch.device:
@@ -234,17 +259,16 @@ class PeerGroup:
         self.check_call(chosen)
 
     def check(self) -> None:
-        """Raises if a rank has died. On GPUs, ask after a synchronisation, before results are trusted.
+        """Raises if a rank has died, or has closed the group. On GPUs, ask after a synchronisation, before results are trusted.
 
-        Asks the system, and not only this rank's watchdog: one that heard of the death earlier may have let its streams go, and
-        what they then gave to this rank is not valid.
+        It does not rely on this rank's watchdog: one that heard of the death earlier may have let its streams go, and what they
+        then gave to this rank is not valid.
 
         Raises:
             ChannelBroken: it names the rank.
         """
-        if not self._is_closed:
-            for pidfd, _ in self._poller.poll(0):
-                self._note(self._names[pidfd])
+        if not self._is_closed and not self._has_dead():
+            self._note_closed()
         for lane in self._lanes:
             lane.check()
 
@@ -263,7 +287,7 @@ class PeerGroup:
         """Gives up: lanes are broken, then streams that wait for other ranks are released, as if all of those had died."""
         with self._lock:
             if not self._first_dead:
-                self._break(why)
+                self._break(why, REOPEN)
         release(self.memory.driver, why, lambda: [s for lane in self._lanes for s in lane.incoming()], self.streams())
 
     def close(self, *, have_met: bool = False) -> None:
@@ -273,28 +297,52 @@ class PeerGroup:
             have_met: the ranks know already that none of them uses the group's memory or streams any more.
 
         Raises:
-            ChannelTimeout: CPU only: not all ranks came. Everything is given back all the same.
+            ChannelBroken: the ranks have not made the same collectives. Everything is given back all the same.
+            ChannelTimeout: CPU only: not all ranks came. Likewise.
         """
         if self._is_closed:
             return
         try:
-            if not have_met and not any(lane.broken for lane in self._lanes):
-                for lane in self._lanes:
-                    stream = self.current_stream()
-                    lane.begin(stream, is_captured=False)
-                    barrier(lane, stream)
-        except ChannelBroken:  # a rank dies just now: there is no rank to wait for
-            pass
+            if not have_met and not self._is_broken():
+                self._meet()
         finally:
-            self._free(is_idle=have_met)
+            self._free(have_met=have_met)
 
-    def _free(self, *, is_idle: bool) -> None:
+    def _is_broken(self) -> bool:
+        return any(lane.broken for lane in self._lanes)
+
+    def _meet(self) -> None:
+        """Waits until all ranks have come here; once one has died, there is no rank to wait for."""
+        closing, stream, deadline = self._closing, self.current_stream(), time.monotonic() + self._timeout_s
+        for lane in self._lanes:
+            with suppress(ChannelBroken):  # a rank dies just now
+                lane.begin(stream)
+        while not (closing.has_met() or self._is_broken() or time.monotonic() > deadline):
+            if self.memory.driver.is_idle(stream):
+                closing.come()
+                for rank in closing.ahead():
+                    if not self._has_dead():  # else what is set may be of no rank's making
+                        closing.release(rank)
+            time.sleep(PAUSE_S)
+        if told := closing.told(AHEAD):
+            what = "has closed the group before the last collective of this rank, whose result is not valid"
+            raise ChannelBroken(f"{self._names[told[0]]} {what}", hint=HINT)
+        if closing.were_ahead:
+            what = "has begun a collective that this rank has not made before it closed the group"
+            raise ChannelBroken(f"{self._names[closing.were_ahead[0]]} {what}", hint=HINT)
+        if not (closing.has_met() or self._is_broken()):
+            names = ", ".join(self._names[rank] for rank in closing.absent())
+            raise ChannelTimeout(f"not closed in {self._timeout_s:g} s by {names}", hint="all ranks close a group")
+
+    def _free(self, *, have_met: bool) -> None:
         self._is_closed = True
         _OPEN.pop(self.key, None)
         for known in list(_OF.values()):
             known.pop(self.key, None)
-        if self.device_type == "cuda" and not is_idle:
-            torch_or_raise().cuda.synchronize(self.memory.driver.device)
+        if not have_met:
+            if self.device_type == "cuda":
+                torch_or_raise().cuda.synchronize(self.memory.driver.device)
+            self._closing.leave()
         self._watchdog.close()
         self._poller.close()
         for pidfd in self._pidfds.values():
