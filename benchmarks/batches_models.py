@@ -8,7 +8,7 @@ module does, and what crossfade is given.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -132,26 +132,33 @@ class Transformer(Layer):
         self.qkv, self.out = _linear(width, 3 * own), _linear(own, width)
         self.up, self.down = _linear(width, 2 * inner // num_ranks), _linear(inner // num_ranks, width)
 
-    def attention(self, x: Tensor) -> Tensor:
+    def heads(self, x: Tensor) -> Tensor:
+        """What attention gives to its last product."""
         batch, length, _ = x.shape
         q, k, v = self.qkv(x).view(batch, length, 3, self.num_heads, self.head).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, -1))  # type: ignore[no-any-return]
+        return mixed.transpose(1, 2).reshape(batch, length, -1)
 
-    def mlp(self, x: Tensor) -> Tensor:
+    def gated(self, x: Tensor) -> Tensor:
+        """What the MLP gives to its last product."""
         gate, value = self.up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * value)  # type: ignore[no-any-return]
+        return F.silu(gate) * value  # type: ignore[no-any-return]
+
+    def halves(self) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tensor], nn.Linear]]:
+        """Attention and MLP: the norm before, what is done then, and the product whose sum over the ranks is added."""
+        yield self.norms[0], self.heads, self.out
+        yield self.norms[1], self.gated, self.down
 
     def steps(self, x: Tensor) -> Steps:
-        for norm, half in zip(self.norms, (self.attention, self.mlp), strict=True):
-            own = half(norm(x))
+        for norm, half, last in self.halves():
+            own = last(half(norm(x)))
             yield "all_reduce", own, own
             x = x + own
         return x
 
     def train_step(self, x: Tensor) -> Tensor:
-        for norm, half in zip(self.norms, (self.attention, self.mlp), strict=True):
-            x = x + reduced(half(spread(norm(x))))
+        for norm, half, last in self.halves():
+            x = x + reduced(last(half(spread(norm(x)))))
         return x
 
 
