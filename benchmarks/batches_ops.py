@@ -1,10 +1,10 @@
 """Two halves of a batch in a module whose products are `crossfade.ops` operators, beside one that calls torch.distributed.
 
 ``torchrun --nproc-per-node 2 -m benchmarks.batches_ops OUT [--seconds 10]``. Rank 0 writes OUT/report.md. Both modules have the
-same weights: a tensor-parallel stack whose sums over the ranks are all-reduces, or are done by ``matmul_all_reduce`` with the product
-before them, as measured beforehand for whole batches and for halves. Each is run as it is and through `crossfade.interleave`, which
-measures, and is made to take either way. Sides take turns; outputs are compared with the plain module's. Without a GPU it is a trial
-of this program.
+same weights: a tensor-parallel stack whose sums over the ranks are all-reduces, or are done by ``matmul_all_reduce`` with the
+product before them, as measured beforehand for whole batches and for halves. Each is run as it is and through
+`crossfade.interleave`, which measures, and is made to take either way. Sides take turns; outputs are compared with the plain
+module's. Without a GPU it is a trial of this program.
 """
 
 from __future__ import annotations
