@@ -3,8 +3,8 @@
 ``torchrun --nproc-per-node 2 -m benchmarks.batches_ops OUT [--seconds 10]``. Rank 0 writes OUT/report.md. Both modules have the
 same weights: a tensor-parallel stack whose sums over the ranks are all-reduces, or are done by ``matmul_all_reduce`` with the
 product before them, as measured beforehand for whole batches and for halves. Each is run as it is and through
-`crossfade.interleave`, which measures, and is made to take either way. Sides take turns; outputs are compared with the plain
-module's. Without a GPU it is a trial of this program.
+`crossfade.interleave`, which measures, and is made to take either way. Sides take turns in an order that is drawn anew for each
+round; outputs are compared with the plain module's. Without a GPU it is a trial of this program.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -117,10 +118,10 @@ class Bench:
         }
         num = max(2, min(20, round(300 / self.block_ms(self.sides[f"{PLAIN}, one batch"], 2))))
         taken: dict[str, list[float]] = {name: [] for name in self.sides}
-        end_s = slowest(time.time(), self.device.type) + seconds
+        draw, end_s = Random(0), slowest(time.time(), self.device.type) + seconds
         while slowest(time.time(), self.device.type) < end_s:
-            for name, side in self.sides.items():
-                taken[name].append(self.block_ms(side, num))
+            for name in draw.sample(list(self.sides), len(self.sides)):
+                taken[name].append(self.block_ms(self.sides[name], num))
         table = Table(
             f"{title}: a step, in blocks of {num} (ms)",
             ["side", "median (lowest to highest)", "x of one batch with torch.distributed", "chose", "off"],
