@@ -17,7 +17,6 @@ pytest.importorskip("torch", reason="peers are ranks of a torch.distributed grou
 import torch
 
 from crossfade.errors import ChannelBroken
-from crossfade.peers.closing import has_ended_well
 from crossfade.peers.group import PeerGroup
 from crossfade.peers.opening import open_group
 from tests.helpers.peer_closing_cases import CASES
@@ -45,52 +44,40 @@ def _closes(group: PeerGroup) -> str:
     return "closed"
 
 
-def _rank(rank: int, folder: str, use: Callable[[PeerGroup], str], code: int, said: Connection) -> None:
+def _rank(rank: int, folder: str, use: Callable[[PeerGroup], str], said: Connection) -> None:
     join_world(rank, 2, f"{folder}/store")
     group = open_group(device="cpu", buffer_bytes=4096)
     torch.distributed.barrier()
     if rank:
         time.sleep(0.1)
-        os._exit(code)
+        os._exit(3)
     begin = time.monotonic()
     said.send((use(group), time.monotonic() - begin))
     os._exit(0)
 
 
-def _other_ends(folder: Path, use: Callable[[PeerGroup], str], code: int) -> tuple[str, float]:
-    """What one rank says, and after how long, while the other one, whose parent has not collected it, ends with a code."""
+def _other_ends(folder: Path, use: Callable[[PeerGroup], str]) -> tuple[str, float]:
+    """What one rank says, and after how long, while the other one ends."""
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
-    processes = [context.Process(target=_rank, args=(k, str(folder), use, code, theirs)) for k in range(2)]
+    processes = [context.Process(target=_rank, args=(k, str(folder), use, theirs)) for k in range(2)]
     for process in processes:
         process.start()
     assert mine.poll(60)
     answer: Any = mine.recv()
     for process in processes:
         process.join(20)
-    assert [process.exitcode for process in processes] == [0, code]
+    assert [process.exitcode for process in processes] == [0, 3]
     return answer  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(("code", "how"), [(0, "has ended"), (3, "died")])
-def test_how_a_rank_ended_is_said(tmp_path: Path, code: int, how: str) -> None:
-    text, _ = _other_ends(tmp_path, _stays, code)
+def test_a_rank_that_ends_is_named(tmp_path: Path) -> None:
+    text, _ = _other_ends(tmp_path, _stays)
     assert text.startswith("rank 1 (process ")
-    assert f") {how}" in text
+    assert ") died" in text
     assert "hint: close the group and open one of the ranks that are left" in text
 
 
 def test_a_rank_that_ends_while_another_one_closes(tmp_path: Path) -> None:
-    text, after_s = _other_ends(tmp_path, _closes, 3)
+    text, after_s = _other_ends(tmp_path, _closes)
     assert (text, after_s < 5) == ("closed", True)
-
-
-def test_how_a_process_ended_is_not_known_while_it_lives_or_once_it_is_collected() -> None:
-    child = os.fork()
-    if not child:
-        os._exit(0)
-    while not has_ended_well(child):
-        time.sleep(0.001)
-    os.waitpid(child, 0)
-    assert not has_ended_well(child)
-    assert not has_ended_well(os.getpid())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -35,7 +37,7 @@ def _opened(**options: Any) -> PeerGroup:
 def _apart(rank: int, num_ranks: int, call: Callable[[PeerGroup], object], num_ahead: int = 1, **options: Any) -> None:
     """The first ranks make a call that the others do not, before those close or after: nobody takes its result for one."""
     for is_call_first in (True, False):
-        group = _opened(**options)
+        group, said = _opened(**options), torch.zeros(1)
         dist.barrier()
         time.sleep(0 if (rank < num_ahead) == is_call_first else LATER_S)
         begin = time.monotonic()
@@ -45,11 +47,22 @@ def _apart(rank: int, num_ranks: int, call: Callable[[PeerGroup], object], num_a
                     use(group)
             group.close()
         else:
-            with pytest.raises(ChannelBroken, match=IS_AHEAD):
-                group.close()
+            error = _close(group)
+            assert not error or re.match(IS_AHEAD, error)
+            said += bool(error)
         group.close()
         assert time.monotonic() - begin < 5
-        dist.barrier()
+        dist.all_reduce(said)
+        assert said >= 1  # of ranks that close, the first one to see it leaves the others
+
+
+def _close(group: PeerGroup) -> str:
+    """What it raises, or nothing."""
+    try:
+        group.close()
+    except ChannelBroken as error:
+        return str(error)
+    return ""
 
 
 def _one_more(rank: int, num_ranks: int) -> None:
@@ -124,19 +137,75 @@ def _too_late(rank: int, num_ranks: int) -> None:
 
 
 def _after_an_error(rank: int, num_ranks: int) -> None:
-    """A rank that closes after an error of its own waits for nobody, and nobody waits for it."""
+    """A rank that closes after an error of its own waits for nobody, and nobody waits for it: not in the middle of a call of many
+    exchanges, which began before or begins later, and not in `close`.
+    """
+    for error, is_call_first in itertools.product((None, KeyboardInterrupt()), (True, False, None)):
+        group = _opened()
+        dist.barrier()
+        begin = time.monotonic()
+        if rank == 0:
+            time.sleep(LATER_S if is_call_first else 0)
+            if error is None:
+                group.lane().cut_off(ValueError())
+                with pytest.raises(
+                    ChannelBroken, match=r"ended half-way \(ValueError\)(.|\n)*hint: close the group on all"
+                ):
+                    group.check()
+                group.close()
+            else:
+                vars(group.memory.driver)["is_idle"] = partial(_raise, error)  # as Ctrl-C does while it waits
+                with pytest.raises(KeyboardInterrupt):
+                    group.close()
+        elif is_call_first is not None:
+            time.sleep(0 if is_call_first else LATER_S)
+            with pytest.raises(ChannelBroken, match=HAS_CLOSED):
+                all_reduce(torch.ones(50_000), group)
+        group.close()
+        assert time.monotonic() - begin < 5
+        dist.barrier()
+
+
+def _raise(error: BaseException, _: int) -> bool:
+    raise error
+
+
+def _goes_on(rank: int, num_ranks: int) -> None:
+    """As on a GPU, a rank that nobody asks for the group makes further calls: the next ones raise, and who closes ends."""
     group = _opened()
+    vars(group)["check_call"] = lambda lane: lane.check()
     dist.barrier()
-    if rank == 0:
-        group.lane().cut_off(KeyboardInterrupt())
-        with pytest.raises(
-            ChannelBroken, match=r"ended half-way \(KeyboardInterrupt\)(.|\n)*hint: close the group on all"
-        ):
-            group.check()
     begin = time.monotonic()
+    if rank == 0:
+        results = list[torch.Tensor]()
+        call = partial(all_reduce, torch.ones(5), group)
+        with pytest.raises(ChannelBroken, match=HAS_CLOSED):
+            results.extend(call() for _ in range(5))
+        dist.barrier()
+    else:
+        assert re.match(IS_AHEAD, _close(group)) or num_ranks > 2
+        dist.barrier()
     group.close()
     assert time.monotonic() - begin < 5
-    dist.barrier()
+
+
+def _closes_twice(rank: int, num_ranks: int) -> None:
+    """A second `close`, on another thread or in a signal's handler, while the first one waits for the others."""
+    for num_threads in (1, 4):
+        group = _opened()
+        dist.barrier()
+        if rank:
+            time.sleep(LATER_S)
+            group.close()
+        else:
+            threads = [threading.Thread(target=group.close) for _ in range(num_threads)]
+            for thread in threads:
+                thread.start()
+            group.close()
+            for thread in threads:
+                thread.join(5)
+            assert not any(thread.is_alive() for thread in threads)
+        dist.barrier()
 
 
 _OF_RANKS: dict[str, Callable[[int, int], None]] = {
@@ -146,6 +215,8 @@ _OF_RANKS: dict[str, Callable[[int, int], None]] = {
     "all agree": _all_agree,
     "too late": _too_late,
     "after an error": _after_an_error,
+    "goes on": _goes_on,
+    "closes twice": _closes_twice,
 }
 CASES = {name: partial(on_cpu, case) for name, case in _OF_RANKS.items()}
 

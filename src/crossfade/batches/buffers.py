@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crossfade.errors import DeviceError
 from crossfade.peers import PeerGroup, open_group
+from crossfade.peers.groups import said_at_exit
 
 if TYPE_CHECKING:
     import torch
@@ -72,5 +73,5 @@ def _close_opened(pid: int) -> None:
     """At the end of the process, and not in forks of it: the others may still read this rank's memory."""
     if os.getpid() == pid:
         while _OPENED:
-            with suppress(Exception):
+            with said_at_exit():
                 _OPENED.pop().peers.close()

@@ -6,24 +6,27 @@ Each rank has a word to every other one, which only grows. A rank that has *come
     one that is ahead    full to all | wait for this rank's full ...
 
 All that others had set for this rank's exchanges is cleared when its streams have run dry. If a signal is set afterwards, its rank
-is *ahead*: it has begun a collective that this one has not made before it closed. It is told so, and then its streams are released,
-until it comes too. First mark, then release, as after a death (`crossfade.device.watchdog`): it finds the word before it trusts a
-result. Exchanges are not counted instead, for replays of captured ones pass no host.
+is *ahead*: it has begun a collective that this one has not made before it closed. Then nobody is waited for any more, as after an
+error of this rank's own: those that have not come are told so, and their streams are released while they take what is set. First
+mark, then release, as after a death (`crossfade.device.watchdog`): a rank finds the word before it trusts a result. Exchanges are
+not counted instead, for replays of captured ones pass no host.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+import time
 
 from crossfade.host.semaphore import full_fence
 from crossfade.peers.lane import NUM_EPOCHS
 from crossfade.peers.memory import GroupMemory
 
 COME, LEFT, AHEAD = 1, 2, 3
-"""Words to a rank. ``LEFT``: this rank has closed and did not wait for that one. ``AHEAD``: it closed, and that one is ahead."""
+"""Words to a rank. ``LEFT``: this rank has closed and did not wait for that one. ``AHEAD``: and that one had begun a collective."""
 PAUSE_S = 0.0005
 """Between two looks at what the others say."""
 HINT = "each rank makes the same collectives before it closes the group"
+_QUIET_S, _MOST_S = 0.05, 2.0
+"""Others are released until they have taken nothing for so long, and no longer than that."""
 _ANY_STEP = 1 << 30  # of a signal: above all that are waited for
 
 
@@ -40,8 +43,6 @@ class Closing:
             peer: [own.peeker(index) for index in range(peer, num_signals, memory.num_ranks)] for peer in memory.peers
         }
         self._fence = full_fence()
-        self._has_come = False
-        self.were_ahead: list[int] = []  # ranks whose streams were released
 
     def told(self, word: int) -> list[int]:
         """The ranks that have said this to this one, or more."""
@@ -50,10 +51,6 @@ class Closing:
     def absent(self) -> list[int]:
         """The ranks that have not come."""
         return [peer for peer, read in self._words.items() if not read()]
-
-    def has_met(self) -> bool:
-        """Whether all ranks have come, this one too."""
-        return self._has_come and not self.absent()
 
     def ahead(self) -> list[int]:
         """The ranks that have begun an exchange after this rank's last one; what those set that left is no exchange."""
@@ -66,34 +63,28 @@ class Closing:
         self._fence()
         for peer in self._boards:
             self._tell(peer, COME)
-        self._has_come = True
-
-    def release(self, peer: int, word: int = AHEAD) -> None:
-        """Tells a rank, then sets what it may wait for."""
-        board = self._boards[peer]
-        if word == AHEAD and peer not in self.were_ahead:
-            self.were_ahead.append(peer)
-        self._tell(peer, word)
-        self._fence()
-        for index in self._outgoing:
-            if not board.peek(index):
-                board.poke(index, _ANY_STEP)
 
     def leave(self) -> None:
-        """This rank is closed, whoever has come."""
-        for peer in self.absent():
-            self.release(peer, LEFT)
+        """This rank is closed, whoever has come; the others are released."""
+        begin = last = time.monotonic()
+        while (absent := self.absent()) and (now := time.monotonic()) < min(last + _QUIET_S, begin + _MOST_S):
+            ahead = self.ahead()
+            for peer in absent:
+                self._tell(peer, AHEAD if peer in ahead else LEFT)
+                if self._release(peer):
+                    last = now
+            time.sleep(PAUSE_S)
         self.come()
 
     def _tell(self, peer: int, word: int) -> None:
         board = self._boards[peer]
         board.poke(self._place, max(word, board.peek(self._place)))
 
-
-def has_ended_well(pid: int) -> bool:
-    """Whether a process is known to have ended with exit code 0; its parent may have collected that already."""
-    try:
-        state, *words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return False
-    return state == "Z" and words[-1] == "0"
+    def _release(self, peer: int) -> bool:
+        """Sets what a rank that was told may wait for; whether something was not set."""
+        self._fence()
+        board = self._boards[peer]
+        cleared = [index for index in self._outgoing if not board.peek(index)]
+        for index in cleared:
+            board.poke(index, _ANY_STEP)
+        return bool(cleared)

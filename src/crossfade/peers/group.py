@@ -21,7 +21,7 @@ from crossfade.device.watchdog import DeathReport, Watchdog, release
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelTimeout, DeviceError
 from crossfade.host.memory import align
 from crossfade.host.processes import open_pidfd
-from crossfade.peers.closing import AHEAD, HINT, LEFT, PAUSE_S, Closing, has_ended_well
+from crossfade.peers.closing import AHEAD, HINT, LEFT, PAUSE_S, Closing
 from crossfade.peers.exchange import barrier
 from crossfade.peers.keys import GroupKey
 from crossfade.peers.lane import REOPEN, SLOT_ALIGNMENT, Lane
@@ -100,8 +100,9 @@ class PeerGroup:
         self._names = {rank: f"{called[rank]} (process {opened.pids[rank]})" for rank in memory.peers}
         self._poller = select.epoll()
         self._lock = threading.Lock()
-        self._first_dead = self._end_of_first = ""
+        self._first_dead = ""
         self._is_closed = False
+        self._is_closing = threading.Lock()
         for rank, pidfd in self._pidfds.items():
             tell = _nothing if before_release is None else partial(before_release, called[rank])
             self._poller.register(pidfd, select.EPOLLIN)
@@ -153,13 +154,12 @@ class PeerGroup:
         with self._lock:
             if not self._first_dead:
                 self._first_dead = self._names[rank]
-                self._end_of_first = f"{self._first_dead} {'has ended' if has_ended_well(self.pids[rank]) else 'died'}"
-                self._break(self._end_of_first, _AFTER_A_DEATH)
+                self._break(f"{self._first_dead} died", _AFTER_A_DEATH)
 
     def _on_death(self, report: DeathReport) -> None:
         with self._lock:
             if report.peer == self._first_dead:
-                self._break(str(report).replace(f"{report.peer} died", self._end_of_first, 1), _AFTER_A_DEATH)
+                self._break(str(report), _AFTER_A_DEATH)
 
     def _break(self, why: str, hint: str) -> None:
         for lane in self._lanes:
@@ -171,12 +171,14 @@ class PeerGroup:
             self._note(next(rank for rank in self._pidfds if self._pidfds[rank] == pidfd))
         return bool(self._first_dead)
 
-    def _note_closed(self) -> None:
-        """Other ranks take part in nothing any more."""
-        for rank in self._closing.told(LEFT):
+    def _note_ends(self) -> None:
+        """Ranks that have died, or take part in nothing any more. Who hears of a death closes too: the words are read first."""
+        left = self._closing.told(LEFT)
+        if left and not self._has_dead():
+            left = self._closing.told(AHEAD) or left
             with self._lock:
                 if not self._is_broken():
-                    self._break(f"{self._names[rank]} has closed the group", HINT)
+                    self._break(f"{self._names[left[0]]} has closed the group", HINT)
 
     @property
     def device(self) -> torch.device:
@@ -184,7 +186,7 @@ class PeerGroup:
         return device_of(self.memory.driver.device)
 
     def lane(self, index: int = 0) -> Lane:
-        """One of the lanes. Each is used by one stream (or thread) at a time.
+        """One of the lanes, for a call that begins. Each is used by one stream (or thread) at a time.
 
         Raises:
             ChannelClosed: the group is closed.
@@ -197,6 +199,7 @@ class PeerGroup:
             raise ChannelClosed("the group is closed", hint="open a new one with open_group")
         if not 0 <= index < self.num_lanes:
             raise ValueError(f"there is no lane {index}\nhint: open_group(num_lanes=...) made {self.num_lanes}")
+        self._note_ends()
         return self._lanes[index :: self.num_lanes]
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
@@ -267,8 +270,9 @@ class PeerGroup:
         Raises:
             ChannelBroken: it names the rank.
         """
-        if not self._is_closed and not self._has_dead():
-            self._note_closed()
+        if not self._is_closed:
+            self._note_ends()
+            self._has_dead()
         for lane in self._lanes:
             lane.check()
 
@@ -277,6 +281,7 @@ class PeerGroup:
         if self.device_type == "cpu":
             self.check()
         else:
+            self._note_ends()
             lane.check()
 
     def streams(self) -> list[int]:
@@ -288,6 +293,9 @@ class PeerGroup:
         with self._lock:
             if not self._first_dead:
                 self._break(why, REOPEN)
+        self._release(why)
+
+    def _release(self, why: str) -> None:
         release(self.memory.driver, why, lambda: [s for lane in self._lanes for s in lane.incoming()], self.streams())
 
     def close(self, *, have_met: bool = False) -> None:
@@ -300,7 +308,7 @@ class PeerGroup:
             ChannelBroken: the ranks have not made the same collectives. Everything is given back all the same.
             ChannelTimeout: CPU only: not all ranks came. Likewise.
         """
-        if self._is_closed:
+        if not self._is_closing.acquire(blocking=False):
             return
         try:
             if not have_met and not self._is_broken():
@@ -312,26 +320,37 @@ class PeerGroup:
         return any(lane.broken for lane in self._lanes)
 
     def _meet(self) -> None:
-        """Waits until all ranks have come here; once one has died, there is no rank to wait for."""
-        closing, stream, deadline = self._closing, self.current_stream(), time.monotonic() + self._timeout_s
+        """Waits until all ranks have come here, unless one has died, has left or is ahead."""
+        driver, closing, stream = self.memory.driver, self._closing, self.current_stream()
+        deadline, ahead = time.monotonic() + self._timeout_s, list[int]()
+
+        def waits() -> bool:
+            time.sleep(PAUSE_S)
+            self._note_ends()
+            return not (self._has_dead() or self._is_broken() or time.monotonic() > deadline)
+
         for lane in self._lanes:
             with suppress(ChannelBroken):  # a rank dies just now
                 lane.begin(stream)
-        while not (closing.has_met() or self._is_broken() or time.monotonic() > deadline):
-            if self.memory.driver.is_idle(stream):
-                closing.come()
-                for rank in closing.ahead():
-                    if not self._has_dead():  # else what is set may be of no rank's making
-                        closing.release(rank)
-            time.sleep(PAUSE_S)
+        while not (is_dry := driver.is_idle(stream)) and waits():
+            pass
+        if is_dry:
+            closing.come()
+        while is_dry and not ahead and closing.absent() and waits():
+            ahead = closing.ahead()
+        if self._has_dead():  # what is set may be of no rank's making
+            return
         if told := closing.told(AHEAD):
             what = "has closed the group before the last collective of this rank, whose result is not valid"
             raise ChannelBroken(f"{self._names[told[0]]} {what}", hint=HINT)
-        if closing.were_ahead:
+        if ahead:
             what = "has begun a collective that this rank has not made before it closed the group"
-            raise ChannelBroken(f"{self._names[closing.were_ahead[0]]} {what}", hint=HINT)
-        if not (closing.has_met() or self._is_broken()):
-            names = ", ".join(self._names[rank] for rank in closing.absent())
+            raise ChannelBroken(f"{self._names[ahead[0]]} {what}", hint=HINT)
+        if self._is_broken():
+            if self.device_type == "cuda":  # on a CPU each call has found that out
+                self._lanes[0].check()
+        elif absent := closing.absent():
+            names = ", ".join(self._names[rank] for rank in absent)
             raise ChannelTimeout(f"not closed in {self._timeout_s:g} s by {names}", hint="all ranks close a group")
 
     def _free(self, *, have_met: bool) -> None:
@@ -340,9 +359,13 @@ class PeerGroup:
         for known in list(_OF.values()):
             known.pop(self.key, None)
         if not have_met:
-            if self.device_type == "cuda":
-                torch_or_raise().cuda.synchronize(self.memory.driver.device)
-            self._closing.leave()
+            try:
+                if self.device_type == "cuda":
+                    if self._closing.absent() or self._is_broken():
+                        self._release("a rank that closes")
+                    torch_or_raise().cuda.synchronize(self.memory.driver.device)
+            finally:
+                self._closing.leave()
         self._watchdog.close()
         self._poller.close()
         for pidfd in self._pidfds.values():

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import atexit
 import os
-from contextlib import suppress
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from crossfade.device.borrowed import torch_or_raise
-from crossfade.errors import ChannelError, DeviceError
+from crossfade.errors import ChannelBroken, ChannelError, DeviceError
 from crossfade.peers.group import PeerGroup, open_by_key, open_of
 from crossfade.peers.keys import PROCESS_GROUP, GroupKey
 from crossfade.peers.opening import open_group
@@ -82,7 +84,7 @@ def close_groups() -> None:
     """Closes all groups that calls have opened by themselves, in their order. All ranks call it, or end. Idempotent.
 
     Raises:
-        ChannelTimeout: CPU only: not all ranks of one came. All are closed all the same.
+        ChannelBroken, ChannelTimeout: the first group that did not close well; see `PeerGroup.close`. All are closed all the same.
     """
     with _OPENING:
         failed: ChannelError | None = None
@@ -155,5 +157,16 @@ def _close_destroyed(new: PeerGroup) -> None:
 def _close_at_exit(pid: int) -> None:
     """The others may still read this rank's memory: it goes when all are done, or dead. Forks of this process leave it alone."""
     if os.getpid() == pid:
-        with suppress(Exception):
+        with said_at_exit():
             close_groups()
+
+
+@contextmanager
+def said_at_exit() -> Iterator[None]:
+    """Nobody is left to be told of what a close raises; that a result is not valid is printed all the same."""
+    try:
+        yield
+    except ChannelBroken as error:
+        print(f"crossfade: {error}", file=sys.stderr)
+    except Exception:
+        pass
