@@ -20,6 +20,7 @@ from crossfade.batches.carriers import ProcessGroups
 from crossfade.batches.parts import Run
 from crossfade.errors import BatchesError
 from tests.helpers.batches_captured import captured_steps, whole_steps_on_cpu
+from tests.helpers.batches_first_calls import FIRST_CALLS
 from tests.helpers.batches_later import LATER, WAITS
 from tests.helpers.batches_models import (
     NEAR,
@@ -254,18 +255,6 @@ def calibration(device: str) -> None:
     assert handle.report().is_settled
 
 
-def joined_outputs_of_another_shape_fall_back(device: str) -> None:
-    class Total(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return all_sum(x).new_ones(6)
-
-    handle = interleave(Total())
-    for _ in range(MOST_STEPS + 1):
-        handle(same_input(12))
-    assert handle.report().way == "one batch"
-    assert "other shapes" in handle.report().reason
-
-
 def hides(device: str) -> None:
     """Recorded spans: communication that the other part's computation hides."""
 
@@ -352,6 +341,7 @@ def meet(device: str) -> None:
 
 CASES: dict[str, Case] = {
     **WRAPPERS,
+    **FIRST_CALLS,
     "captured_steps": captured_steps,
     "captured_whole_steps": whole_steps_on_cpu,
     "order": order,
@@ -362,7 +352,6 @@ CASES: dict[str, Case] = {
     "other_shapes_on_each_rank": other_shapes_on_each_rank,
     "batches_of_different_length": batches_of_different_length,
     "calibration": calibration,
-    "joined_outputs_of_another_shape_fall_back": joined_outputs_of_another_shape_fall_back,
     "hides": hides,
     "coalesced": coalesced,
     "subgroups": subgroups,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import OrderedDict
 from pathlib import Path
@@ -195,6 +196,7 @@ def test_how_arguments_are_nested_is_told_in_short_where_none_holds_others() -> 
     ("options", "said"),
     [
         ({"num_batches": 1}, "num_batches is 1"),
+        ({"num_batches": "2"}, "num_batches is '2'"),
         ({"way": "by magic"}, "there is no way 'by magic'"),
         ({"capture": True, "per_shape": False}, "per_shape=False"),
     ],
@@ -203,6 +205,19 @@ def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any], said:
     pytest.importorskip("greenlet", reason="parts are greenlets: pip install crossfade[batches]")
     with pytest.raises(ValueError, match=rf"(?s){said}.*hint: "):
         crossfade.interleave(torch.nn.Linear(1, 1), **options)
+
+
+@pytest.mark.parametrize("options", [{"split": "abc"}, {"join": 3}, {"group": 3}])
+def test_arguments_of_other_types_are_refused(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(TypeError, match=rf"(?s){name} is .*hint: "):
+        crossfade.interleave(torch.nn.Linear(1, 1), **options)
+
+
+def test_a_handle_is_not_copied() -> None:
+    pytest.importorskip("greenlet", reason="parts are greenlets: pip install crossfade[batches]")
+    with pytest.raises(TypeError, match=r"copied or pickled\nhint: copy handle\.module"):
+        copy.deepcopy(crossfade.interleave(torch.nn.Linear(1, 1)))
 
 
 def test_a_step_s_batches_are_given_inside_its_with() -> None:

@@ -25,9 +25,9 @@ from crossfade.errors import BatchesError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-_COUNTS: dict[Ranks, Iterator[int]] = {}
-"""Of agreements between these ranks, which make them in one order; each may be in groups in which the others are not. They go on
-where a group is made anew: its store may be the one of before.
+_COUNTS: dict[tuple[str, Ranks], Iterator[int]] = {}
+"""Of agreements in the group of this name and these ranks, which make them in one order. They go on where a group is made anew: its
+store may be the one of before.
 """
 
 
@@ -45,8 +45,9 @@ class Agreement:
         self._group = ref(group)  # see `crossfade.peers.group.PeerGroup.process_group`
         self._limit = timedelta(seconds=timeout_s)
         self._ranks: Ranks = tuple(dist.get_process_group_ranks(group))
-        number = next(_COUNTS.setdefault(self._ranks, itertools.count()))
-        self._store = inside.PrefixStore(f"crossfade.batches {number}", inside._world.pg_map[group][1])
+        name = inside._world.pg_names[group]
+        number = next(_COUNTS.setdefault((name, self._ranks), itertools.count()))
+        self._store = inside.PrefixStore(f"crossfade.batches {name} {number}", inside._world.pg_map[group][1])
         self._numbers: dict[Ranks, int] = {}  # of comparisons, within and between runs
         self._epoch = 0  # counts runs, and the times between them: equal on all ranks, whatever each has compared
         self._last_keys: dict[Ranks, str] = {}  # in the store, by this rank; deleted when it writes the next one

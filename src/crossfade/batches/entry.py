@@ -55,7 +55,7 @@ def interleave(
 
     Raises:
         MissingDependency: torch or greenlet is not installed.
-        TypeError: there is no module.
+        TypeError: there is no module, or a function or the group is something else.
         ValueError: an argument makes no sense.
     """
     _require_torch()
@@ -69,8 +69,12 @@ def interleave(
         raise TypeError(
             f"interleave is given {module!r}\nhint: it takes a torch.nn.Module; crossfade.interleaved() takes functions"
         )
-    if num_batches < 2:
-        raise ValueError(f"num_batches is {num_batches}\nhint: 2 or more")
+    if not hasattr(num_batches, "__index__") or num_batches < 2:
+        raise ValueError(f"num_batches is {num_batches!r}\nhint: a whole number, 2 or more")
+    for name, function in (("split", split), ("join", join)):
+        if function is not None and not callable(function):
+            raise TypeError(f"{name} is {function!r}\nhint: a function, or None")
+    _refuse_other_groups(group)
     if capture and not per_shape:
         raise ValueError("capture=True and per_shape=False\nhint: a graph has fixed shapes: leave one of them out")
     runner = Runner(num_batches, group, Moves.of(way), capture, max_ctas, timeout_s)
@@ -103,6 +107,7 @@ def interleaved(
 
     Raises:
         MissingDependency: torch or greenlet is not installed.
+        TypeError: the group is something else.
         ValueError: an argument makes no sense.
     """
     _require_torch()
@@ -110,6 +115,8 @@ def interleaved(
 
     from crossfade.batches.calibration import Moves
     from crossfade.batches.steps import InterleavedSteps
+
+    _refuse_other_groups(group)
 
     captured = [capture] if isinstance(capture, nn.Module) else capture or []
     if not isinstance(captured, list | tuple) or not all(isinstance(each, nn.Module) for each in captured):
@@ -130,6 +137,15 @@ def yield_point() -> None:
     part = parts.current_part() if parts is not None else None
     if part is not None:
         part.on_yield_point()
+
+
+def _refuse_other_groups(group: object) -> None:
+    from torch.distributed import ProcessGroup
+
+    if group is not None and not isinstance(group, ProcessGroup):
+        raise TypeError(
+            f"the group is {group!r}\nhint: one of torch.distributed that this rank is in, or None for the default group"
+        )
 
 
 def _require_torch() -> None:

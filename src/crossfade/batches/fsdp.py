@@ -51,7 +51,7 @@ def _groups(module: Any) -> list[Any]:
     return list(getattr(state, "_fsdp_param_groups", [] if single is None else [single]))
 
 
-def share_parameters(module: nn.Module, num_parts: int) -> bool:
+def share_parameters(module: nn.Module) -> bool:
     """Makes the batches of all later runs share the groups of parameters in a module. Gives whether there are any. Idempotent."""
     shared = False
     for each in module.modules():
@@ -59,7 +59,7 @@ def share_parameters(module: nn.Module, num_parts: int) -> bool:
             for group in _groups(each):
                 shared = True
                 if "pre_forward" not in vars(group):
-                    _Shared(group, num_parts)
+                    _Shared(group)
     return shared
 
 
@@ -82,9 +82,8 @@ class _Arrival:
 class _Shared:
     """One group of parameters, shared by the parts of a run. Outside a run it behaves as before."""
 
-    def __init__(self, group: Any, num_parts: int) -> None:
+    def __init__(self, group: Any) -> None:
         self._group = group
-        self._num_parts = num_parts
         self._round = _Round(None)
         self._pre_forward = group.pre_forward
         self._post_forward = group.post_forward
@@ -112,7 +111,7 @@ class _Shared:
         this = self._round
         this.num_inside -= 1
         this.left[part.index] += 1
-        if this.num_inside or len(this.left) < self._num_parts or len(set(this.left.values())) > 1:
+        if this.num_inside or len(this.left) < len(part.owner.parts) or len(set(this.left.values())) > 1:
             return output
         with part.quiet():
             return self._post_forward(module, args, output)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
@@ -142,8 +143,9 @@ class Interleaved:
         self._tuners: dict[tuple[object, ...], Tuner] = {}
         self._captured: dict[tuple[object, ...], CapturedWays] = {}
         self._last: Tuner | None = None
-        self._in_one_stream = share_parameters(module, runner.num_batches)
+        self._in_one_stream = False
         self._ddps = [each for each in module.modules() if isinstance(each, DistributedDataParallel)]
+        self._norms = [each for each in module.modules() if isinstance(each, _BatchNorm)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module returns."""
@@ -158,7 +160,8 @@ class Interleaved:
             captured = self._captured.get(key) or self._captured.setdefault(key, CapturedWays(self.module))
             output, run = captured(tuner, step, self._run, args, kwargs)
         else:
-            output, run = self._run(step, args, kwargs)
+            is_tried = step.is_checked and tuner.chosen is None
+            output, run = self._try(tuner, step, args, kwargs) if is_tried else self._run(step, args, kwargs)
             if not tuner.has_captured:
                 self._captured.pop(key, None)
         tuner.finish(step, output, run)
@@ -177,6 +180,11 @@ class Interleaved:
                 )
             return object.__getattribute__(self, name)  # raises Python's own error
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a handle of interleave is not copied or pickled\nhint: copy handle.module, and interleave the copy"
+        )
+
     def __repr__(self) -> str:
         return f"Interleaved({type(self.module).__name__}, num_batches={self._runner.num_batches})"
 
@@ -192,27 +200,40 @@ class Interleaved:
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[object, ...]:
         """Equal for calls of one kind."""
-        state = self.module.training, *(ask() for ask in _MODES)
+        modes_now = dist.is_initialized(), *(ask() for ask in _MODES)
+        state = self.module.training, *(each.training for each in self._norms), *modes_now
         return (*state, kind_of(args, kwargs, with_values=self._runner.captures)) if self._per_shape else state
 
     def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
         """The same in words, for the ranks to compare."""
         said = modes(trains=self.module.training)
+        if self._norms:
+            num_training = sum(each.training for each in self._norms)
+            said = (*said, f"{num_training} of {len(self._norms)} batch norms in training")
         kind = signature((args, kwargs), with_values=self._runner.captures)
         return (*said, *kind) if self._per_shape else said
 
     def _open(self, key: tuple[object, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tuner:
-        reason = why_one_batch(self.module)
-        if not reason and not self._split(args, kwargs, self._runner.num_batches):
-            reason = f"a batch has fewer rows than {self._runner.num_batches}"
+        reason, failed = why_one_batch(self.module), None
+        try:
+            if not reason and not self._parts(args, kwargs):
+                reason = f"a batch has fewer rows than {self._runner.num_batches}"
+        except Exception as error:  # the other ranks are told where they compare
+            reason, failed = f"split raises {type(error).__name__}", error
+        self._in_one_stream = share_parameters(self.module)
         kinds = device_kinds((args, kwargs))
         device, why = "cuda" if "cuda" in kinds else "cpu", ""
         captures = self._runner.captures and can_capture(device)
         if captures:
             why = why_not_captured(self.module, kinds, trains=torch.is_grad_enabled())
-        tuner = self._tuners[key] = self._runner.tuner(
-            device, self._kind(args, kwargs), reason, in_one_stream=self._in_one_stream, captures=captures and not why
-        )
+        options = {"in_one_stream": self._in_one_stream, "captures": captures and not why}
+        try:
+            tuner = self._runner.tuner(device, self._kind(args, kwargs), reason, **options)
+        except BatchesError as error:
+            raise failed or error from None
+        if failed is not None:
+            raise failed
+        self._tuners[key] = tuner
         if why:
             tuner.notes.append(f"not captured: {why}")
         if any(
@@ -231,9 +252,47 @@ class Interleaved:
     def _run(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Run | None]:
         if step.way.moves is Moves.ONE:
             return self._run_whole(args, kwargs), None
+        outputs, run, rows = self._run_parts(step, args, kwargs)
+        return self._join(outputs, rows), run
+
+    def _try(self, tuner: Tuner, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Run | None]:
+        """The first interleaved call of a way that is measured: where its output is not the whole batch's, that is run instead."""
+        try:
+            outputs, run, rows = self._run_parts(step, args, kwargs)
+        except Exception as error:
+            if not isinstance(error, BatchesError):
+                error.add_note(
+                    "hint: it came in a part of the batch: interleave(split=...) splits what belongs to it as you say"
+                )
+            raise
+        output, why = None, ""
+        try:
+            output = self._join(outputs, rows)
+        except Exception as error:
+            why = str(error) or type(error).__name__
+        else:
+            if not tuner.has_shape(output):
+                why = "joined outputs have other shapes than those of one batch: interleave(join=...) joins them as you say"
+        if tuner.falls_back(why):
+            return self._run_whole(args, kwargs), None
+        return output, run
+
+    def _parts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Call]:
+        number = self._runner.num_batches
+        try:
+            parts = [Call(*part) for part in self._split(args, kwargs, number)]
+        except TypeError as error:
+            error.add_note("hint: interleave(split=...) gives a list of (args, kwargs, rows), one a part")
+            raise
+        if len(parts) > number:
+            raise BatchesError(f"split gives {len(parts)} parts", hint=f"at most {number}, as interleave was told")
+        return parts
+
+    def _run_parts(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Run, list[int]]:
+        """The parts' outputs, the run, and how many rows each part has."""
         parts: list[Call] = []
         try:
-            parts += [Call(*part) for part in self._split(args, kwargs, self._runner.num_batches)]
+            parts = self._parts(args, kwargs)
             if not parts:
                 raise BatchesError(
                     f"a batch has fewer rows than {self._runner.num_batches}",
@@ -244,7 +303,7 @@ class Interleaved:
             calls = [partial(_raise, error)]  # inside the run, which tells the other ranks: they have begun theirs
         device = "cuda" if "cuda" in device_kinds((args, kwargs)) else "cpu"
         outputs, run = self._runner.run(step, device, calls, in_one_stream=self._in_one_stream)
-        return self._join(outputs, [part.num_rows for part in parts]), run
+        return outputs, run, [part.num_rows for part in parts]
 
 
 def _raise(error: Exception) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from crossfade.batches.fsdp import is_fully_sharded, why_not_shared
 from crossfade.batches.held import WITHOUT_CAPTURE
+from crossfade.batches.parts import current_part
 from crossfade.batches.thread_state import can_exchange_warning_handlers
 from crossfade.errors import BatchesError
 
@@ -23,12 +24,11 @@ def why_one_batch(module: nn.Module) -> str:
     """Why a module has to be run with the whole batch; nothing if it can be interleaved. All ranks find the same."""
     if not can_exchange_warning_handlers():
         return f"torch {torch.__version__} keeps its handler of warnings where crossfade does not find it"
-    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     for name, each in module.named_modules():
         place = _place_of(name, each)
         if isinstance(each, _BatchNorm) and (each.training or each.running_mean is None):
             return f"{place} takes its statistics from the batch: halves would have others"
-        if fsdp is not None and isinstance(each, fsdp.FullyShardedDataParallel):
+        if _is_sharded_by_fsdp1(each):
             return f"{place} is sharded by FSDP1, which frees a layer's parameters when the first batch leaves it"
         if is_fully_sharded(each) and (why := why_not_shared(each)):
             return f"{place} is sharded by FSDP2: {why}"
@@ -61,23 +61,52 @@ _REDUCES = "reduces gradients as they come, which a graph's do not"
 
 def reduces_gradients(module: nn.Module) -> bool:
     """Whether its hooks reduce each gradient over the ranks."""
-    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    if isinstance(module, DistributedDataParallel) or is_fully_sharded(module):
-        return True
-    if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
+    if isinstance(module, DistributedDataParallel) or is_fully_sharded(module) or _is_sharded_by_fsdp1(module):
         return True
     return any(kind.__module__.endswith("_composable.replicate") for kind in type(module).__mro__)
+
+
+def _is_sharded_by_fsdp1(module: nn.Module) -> bool:
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel)
 
 
 @contextmanager
 def without_reducers() -> Iterator[None]:
     """Raises where a module is called that reduces gradients: what is captured need not be inside the modules that are known."""
 
-    def look(module: nn.Module, _: object) -> None:
+    def look(module: nn.Module) -> None:
         if reduces_gradients(module):
             raise BatchesError(f"{type(module).__name__} {_REDUCES}", hint=WITHOUT_CAPTURE)
 
-    hook = register_module_forward_pre_hook(look)
+    with _before_forward(look):
+        yield
+
+
+@contextmanager
+def sharded_modules() -> Iterator[list[str]]:
+    """Gives why batches that are calls of functions cannot take turns, by the modules that are called inside.
+
+    Raises:
+        BatchesError: inside a part, which takes turns already.
+    """
+    found = list[str]()
+
+    def look(module: nn.Module) -> None:
+        if not (is_fully_sharded(module) or _is_sharded_by_fsdp1(module)):
+            return
+        why = f"{type(module).__name__} is sharded by FSDP, which frees a layer's parameters when the first batch leaves it"
+        if current_part() is not None:
+            raise BatchesError(why, hint='interleave(module) shares those of FSDP2; or interleaved(way="one batch")')
+        found[:] = [why]
+
+    with _before_forward(look):
+        yield found
+
+
+@contextmanager
+def _before_forward(look: Callable[[nn.Module], None]) -> Iterator[None]:
+    hook = register_module_forward_pre_hook(lambda module, _: look(module))
     try:
         yield
     finally:

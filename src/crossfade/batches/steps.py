@@ -8,12 +8,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from crossfade.batches.calibration import Moves
 from crossfade.batches.captured_ways import CapturedWays, can_capture
 from crossfade.batches.handle import Runner
-from crossfade.batches.obstacles import why_not_captured
+from crossfade.batches.obstacles import sharded_modules, why_not_captured
 from crossfade.batches.parts import Run
 from crossfade.batches.report import BatchesReport
 from crossfade.batches.tensors import device_kinds, modes, signature
@@ -77,6 +78,9 @@ class InterleavedSteps:
         self._runners: dict[int, Runner] = {}
         self._per_shape = per_shape
         self._tuners: dict[tuple[str, ...], Tuner] = {}
+        self._obstacle: str | None = (
+            None  # why modules of the functions' must not be interleaved; None before they have run
+        )
         self._captured: dict[tuple[str, ...], CapturedWays] = {}
         self._functions: dict[tuple[str, ...], list[Callable[..., Any]]] = {}  # those of a kind's first step
         self._last: Tuner | None = None
@@ -95,9 +99,14 @@ class InterleavedSteps:
         """Adds a batch. ``weight``: of its loss in the mean that `backward` takes; rows, or tokens.
 
         Raises:
-            BatchesError: it is called outside of a ``with``.
+            BatchesError: it is called outside of a ``with``, or behind `backward`.
+            TypeError: the function is none.
         """
         self._refuse_outside()
+        if not callable(function):
+            raise TypeError(f"a batch is {function!r}\nhint: run(loss_of, batch): a function and its arguments")
+        if self._step is not None:
+            raise BatchesError("the step's batches have run already", hint="give all batches before run.backward()")
         part = StepPart(function, args, kwargs, weight)
         self._kinds |= device_kinds(part.arguments)
         self._parts.append(part)
@@ -106,16 +115,18 @@ class InterleavedSteps:
     def backward(self) -> Any:
         """Runs the batches, and one backward on the mean of their losses by weight; gives that mean, without a graph."""
         self._refuse_outside()
+        if not self._parts:
+            raise BatchesError("a step has no batch", hint="run(loss_of, batch), then run.backward()")
         results = self._finish_forward()
         total = sum(part.weight for part in self._parts)
         if not total:
             raise BatchesError("the weights of a step's batches are 0 in all", hint="weight= is of rows, or of tokens")
-        loss = sum(result * (part.weight / total) for result, part in zip(results, self._parts, strict=True))
-        if not isinstance(loss, torch.Tensor) or loss.dim():
+        if not all(isinstance(result, torch.Tensor) and result.dim() == 0 for result in results):
             raise BatchesError(
                 "a batch's loss is not a single number", hint="the functions of a step return their loss"
             )
-        loss.backward()  # type: ignore[no-untyped-call,unused-ignore]
+        loss: Any = sum(result * (part.weight / total) for result, part in zip(results, self._parts, strict=True))
+        loss.backward()
         return loss.detach()
 
     def __exit__(
@@ -153,7 +164,7 @@ class InterleavedSteps:
             if step.way.is_captured:
                 results, self._run = self._captured[key](tuner, step, self._go, arguments, {})
             else:
-                results, self._run = self._go(step, arguments, {})
+                results, self._run = self._look(tuner, step, arguments)
                 if not tuner.has_captured:
                     self._captured.pop(key, None)
             if self._run is not None and self._run.has_batch_norm and _BATCH_NORM not in tuner.notes:
@@ -161,6 +172,17 @@ class InterleavedSteps:
             for part, result in zip(self._parts, results, strict=True):
                 part.end(result)
         return [part.result for part in self._parts]
+
+    def _look(self, tuner: Tuner, step: Step, arguments: tuple[Any, ...]) -> tuple[list[Any], Run | None]:
+        """Runs them. Modules are looked at in the first step of all, which is no interleaved one unless that was asked for."""
+        if self._obstacle is not None:
+            return self._go(step, arguments, {})
+        with sharded_modules() as found:
+            results = self._go(step, arguments, {})
+        self._obstacle = "".join(found)
+        if found:
+            tuner.fall_back(self._obstacle)
+        return results
 
     def _go(self, step: Step, arguments: tuple[Any, ...], _: dict[str, Any]) -> tuple[list[Any], Run | None]:
         """Runs the batches' functions, eagerly."""
@@ -184,7 +206,10 @@ class InterleavedSteps:
     def _kind(self, *, captures: bool) -> tuple[tuple[str, ...], str]:
         """What is equal for steps of one kind, and why such a step must not be captured."""
         kinds = [signature(part.arguments, with_values=captures) for part in self._parts] if self._per_shape else []
-        key = (f"{len(self._parts)} batches", *(name for kind in kinds for name in kind))
+        state = modes(trains=torch.is_grad_enabled())
+        if not dist.is_initialized():
+            state = (*state, "no process group")
+        key = (f"{len(self._parts)} batches", *state, *(name for kind in kinds for name in kind))
         if not captures or self._module is None:
             return key, ""
         key = (*key, *(name for each in self._module for name in modes(trains=each.training)))
@@ -200,7 +225,7 @@ class InterleavedSteps:
             why = why_not_captured(self._module, self._kinds, trains=torch.is_grad_enabled())
             if not why:
                 self._captured[key] = CapturedWays(self._module)
-        reason = "" if number > 1 else "there is one batch only"
+        reason = self._obstacle or ("" if number > 1 else "there is one batch only")
         captures = key in self._captured
         tuner = runner.tuner(self._device(), key, reason, in_one_stream=False, captures=captures)
         if why:

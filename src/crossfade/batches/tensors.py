@@ -61,15 +61,16 @@ def join_outputs(outputs: Sequence[Any], num_rows: Sequence[int]) -> Any:
 
 def _join(leaves: tuple[Any, ...], num_rows: Sequence[int]) -> Any:
     first = leaves[0]
-    if isinstance(first, torch.Tensor):
+    if all(leaf is first for leaf in leaves):
+        return first
+    if all(isinstance(leaf, torch.Tensor) for leaf in leaves):
         if not first.dim():
             if not first.is_floating_point():
                 raise BatchesError(
                     f"an output is a single {first.dtype}", hint="interleave(join=...) joins it as you say"
                 )
             return sum(leaf * (rows / sum(num_rows)) for leaf, rows in zip(leaves, num_rows, strict=True))
-        lengths = {leaf.shape[0] / rows for leaf, rows in zip(leaves, num_rows, strict=True)}
-        if len(lengths) == 1 and first.shape[0] % num_rows[0] == 0:
+        if _belong_to_rows([leaf.shape[:1].numel() for leaf in leaves], num_rows):
             return torch.cat(leaves)
         raise BatchesError(
             f"outputs of shapes {', '.join(str(list(leaf.shape)) for leaf in leaves)} for {', '.join(map(str, num_rows))} rows",
@@ -83,6 +84,12 @@ def _join(leaves: tuple[Any, ...], num_rows: Sequence[int]) -> Any:
         hint="leave it out of the outputs (use_cache=False), make it known to torch.utils._pytree (register_dataclass), or "
         "interleave(join=...) joins them as you say",
     )
+
+
+def _belong_to_rows(lengths: Sequence[int], num_rows: Sequence[int]) -> bool:
+    """Whether each output has one length for each row of its batch, or so many."""
+    times = lengths[0] // num_rows[0] if num_rows[0] else 0
+    return [times * rows for rows in num_rows] == list(lengths)
 
 
 def kind_of(args: tuple[Any, ...], kwargs: dict[str, Any], *, with_values: bool = False) -> object:

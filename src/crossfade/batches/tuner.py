@@ -79,7 +79,7 @@ class Tuner:
         self._is_checked = set[Way]()
         self._has_recorded = False
         self._timed: list[Step] = []
-        self._shapes: dict[Moves, tuple[str, ...]] = {}
+        self._shape: tuple[str, ...] | None = None  # of the whole batch's output
         self._counts = Counts()
         self._recorded: Run | None = None
         self._clocks: GpuClocks | None = None  # while ways are measured
@@ -148,8 +148,8 @@ class Tuner:
             output, lambda: self._begin_backward(step), lambda: self._end_backward(step)
         )
         if self.chosen is None:
-            if step.way.moves not in self._shapes:
-                self._shapes[step.way.moves] = signature(output)
+            if step.way.moves is Moves.ONE and self._shape is None:
+                self._shape = signature(output)
             if not has_backward:
                 self._note(step)
         if run is not None:
@@ -213,6 +213,19 @@ class Tuner:
                 self.chosen = Way(step.way.moves)
         return bool(failed)
 
+    def falls_back(self, why: str) -> bool:
+        """Whether the whole batch is run from now on, since a rank says why an interleaved call has no output. Collective."""
+        failed = 1.0 if why else 0.0
+        if self._agreement is not None:
+            failed = maximum([failed], self._agreement.group, self._device)[0]
+        if failed:
+            self.fall_back(why or "another rank's outputs could not be joined")
+        return bool(failed)
+
+    def has_shape(self, output: Any) -> bool:
+        """Whether an output is like the whole batch's, as far as one was measured."""
+        return self._shape is None or self._shape == signature(output)
+
     def fall_back(self, reason: str) -> None:
         """From now on the whole batch is run. All ranks do it in the same step."""
         self.chosen, self.reason = Way(Moves.ONE), reason
@@ -225,19 +238,12 @@ class Tuner:
             host_ms = step.host_s * 1e3 if self.on_gpu else None
             calibration.note(step.way, us_between(step.begin, step.end) / 1e3, host_ms, step.num_not_replayed)
         self._timed.clear()
-        is_other_shape = float(len(set(self._shapes.values())) > 1)
-        found = [is_other_shape, *calibration.times_ms(), *calibration.launches_ms()]
+        figures = [*calibration.times_ms(), *calibration.launches_ms()]
         if self._agreement is not None:
-            found = maximum(found, self._agreement.group, self._device)
-        is_other_shape, *figures = found
+            figures = maximum(figures, self._agreement.group, self._device)
         ways, num = calibration.ways, len(calibration.ways)
         self._times_ms = dict(zip(ways, figures[:num], strict=True))
         self._launches_ms = dict(zip(ways, figures[num:], strict=True))
-        if is_other_shape:
-            self.fall_back(
-                "joined outputs have other shapes than those of one batch: interleave(join=...) joins them as you say"
-            )
-            return
         if self.on_gpu and calibration.add_second_comparison(self._times_ms, self._launches_ms):
             self._samples.clear()
             self.reason = (
