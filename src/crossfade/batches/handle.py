@@ -223,10 +223,10 @@ class Interleaved:
         self._in_one_stream = share_parameters(self.module)
         kinds = device_kinds((args, kwargs))
         device, why = "cuda" if "cuda" in kinds else "cpu", ""
-        captures = self._runner.captures and can_capture(device)
-        if captures:
-            why = why_not_captured(self.module, kinds, trains=torch.is_grad_enabled())
-        options = {"in_one_stream": self._in_one_stream, "captures": captures and not why}
+        if self._runner.captures:
+            trains = torch.is_grad_enabled()
+            why = why_not_captured(self.module, kinds, trains=trains) if can_capture(device) else "a CPU has no graphs"
+        options = {"in_one_stream": self._in_one_stream, "captures": self._runner.captures and not why}
         try:
             tuner = self._runner.tuner(device, self._kind(args, kwargs), reason, **options)
         except BatchesError as error:

@@ -128,7 +128,7 @@ def why_no_gain(
         return f"{said}; it is bound by launches{hint}"
     is_open = load is None or not load.is_at_highest_clock
     power = ", or the GPU is at its power limit" if launches and is_open else ""
-    return f"{said}; parts compute less efficiently than the whole, or contend with communication{power}"
+    return f"{said}; parts are too small to compute as fast as the whole, or contend with communication{power}"
 
 
 def why_not_hidden(counts: Counts, hidden_ms: float, exposed_ms: float) -> str:

@@ -199,6 +199,8 @@ class InterleavedSteps:
     def _open(self) -> tuple[tuple[str, ...], Tuner]:
         captures = self._module is not None and can_capture(self._device())
         key, why = self._kind(captures=captures)
+        if self._module is not None and not captures:
+            why = "a CPU has no graphs"
         tuner = self._tuners.get(key) or self._tuners.setdefault(key, self._new_tuner(key, why, captures=captures))
         self._last = tuner
         return key, tuner
