@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 import crossfade
 from crossfade import ops, peers
+from crossfade.batches.buffers import open_buffers
 from crossfade.errors import ChannelClosed, DeviceError
 from crossfade.peers import group, groups
 from crossfade.peers.groups import find_group, key_of
@@ -259,12 +260,25 @@ def _slow(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_ranks_end_without_a_word(tmp_path: Path) -> None:
+def _in_two_groups(rank: int, folder: str) -> None:
+    """The middle one of three ranks opens last what it shares with one, and the other one batches' buffers."""
+    join_world(rank, 3, f"{folder}/store")
+    pairs = [dist.new_group([0, 1]), dist.new_group([1, 2])]
+    if rank < 2:
+        peers.all_reduce(ones(4), pairs[0])
+        open_buffers(pairs[0], torch.device("cpu"), 2)
+    if rank:
+        peers.all_reduce(ones(4), pairs[1])
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("work", "num_ranks"), [(_slow, 2), (_in_two_groups, 3)])
+def test_ranks_end_without_a_word(tmp_path: Path, work: Callable[[int, str], None], num_ranks: int) -> None:
     """Nobody closes anything: the process that is done first waits for the other one's last call."""
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_slow, args=(rank, str(tmp_path))) for rank in range(2)]
+    processes = [context.Process(target=work, args=(rank, str(tmp_path))) for rank in range(num_ranks)]
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0, 0]
+        process.join(30)
+    assert [process.exitcode for process in processes] == [0] * num_ranks

@@ -18,7 +18,7 @@ from crossfade.ops.choice.cache import Cache
 from crossfade.ops.choice.candidate import PLAIN, Candidate, candidates_for
 from crossfade.ops.tuning import open_tuner
 from crossfade.peers.opening import open_group
-from tests.helpers import ops_compile_cases, ops_gradient_cases, ops_modules, ops_prepare_cases, peer_closing_cases
+from tests.helpers import ops_compile_cases, ops_gradient_cases, ops_modules, ops_prepare_cases
 from tests.helpers.device_pair import Peer, run_workers
 from tests.helpers.ops_cases import GPU_CASES
 from tests.helpers.ops_inputs import EXACT_K, assert_equal, call, check, expected, make, opened
@@ -118,7 +118,6 @@ CASES: dict[str, Callable[[str], None]] = {
 
 
 TestOperators = suite(GPU_CASES, 2, "cuda", limit_s=300)
-TestClosing = suite(peer_closing_cases.GPU_CASES, 2, "cuda", limit_s=60)
 TestFused = suite(CASES, 2, "cuda", limit_s=120)
 TestGradients = suite(ops_gradient_cases.CASES, 2, "cuda", limit_s=240)
 TestModules = suite(ops_modules.CASES, 2, "cuda", limit_s=240)

@@ -71,6 +71,16 @@ def an_output_that_all_parts_share(device: str) -> None:
             assert handle(same_input(6))[1] is module.weight
 
 
+def lengths_that_change(device: str) -> None:
+    """From call to call, on both ranks alike: another call's output says nothing of this one's."""
+    model = random_model(3)
+    handle = interleave(model, per_shape=False)
+    for number in range(MOST_STEPS + 1):
+        assert_near(train(handle, model, same_input(6 + number)), train(model, model, same_input(6 + number)))
+    assert handle.report().is_settled
+    assert GROUPS in handle.report().measured_ms
+
+
 def a_split_that_raises_at_first(device: str) -> None:
     """On one rank or on all; handles that are made later work."""
     rank = dist.get_rank()
@@ -183,6 +193,7 @@ FIRST_CALLS: dict[str, Case] = {
     for case in (
         outputs_that_do_not_join,
         an_output_that_all_parts_share,
+        lengths_that_change,
         a_split_that_raises_at_first,
         batch_norms_that_are_switched,
         sharded_modules_in_whole_steps,

@@ -196,6 +196,7 @@ def test_copies_go_through_the_hosts_memory_where_gpus_do_not_reach_each_other(
     monkeypatch.setattr(buffers, "_OPENED", [])
     monkeypatch.setattr(buffers, "can_reach", lambda: reaches)
     monkeypatch.setattr(buffers, "open_group", open_group)
+    monkeypatch.setattr(buffers, "close_at_exit", lambda _: None)
     group: Any = object()
     for kind in ("cuda", "cpu"):
         buffers.open_buffers(group, torch.device(kind), 2)
@@ -219,6 +220,7 @@ def test_large_tensors_have_larger_buffers_where_there_is_memory_for_them(
     monkeypatch.setattr(buffers, "_OPENED", [])
     monkeypatch.setattr(buffers, "can_reach", lambda: reaches)
     monkeypatch.setattr(buffers, "open_group", open_group)
+    monkeypatch.setattr(buffers, "close_at_exit", lambda _: None)
     group: Any = object()
     device = torch.device("cuda")
     sizes = buffers.BUFFER_BYTES, buffers.BUFFER_BYTES + 1, buffers.LARGE_BUFFER_BYTES

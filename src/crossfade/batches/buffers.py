@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crossfade.errors import DeviceError
 from crossfade.peers import PeerGroup, open_group
-from crossfade.peers.groups import said_at_exit
+from crossfade.peers.groups import close_at_exit
 
 if TYPE_CHECKING:
     import torch
@@ -41,8 +39,7 @@ def open_buffers(group: ProcessGroup, device: torch.device, num_parts: int, size
             return peers
     peers = _open(group, device, num_parts, is_large=is_large)
     _OPENED.append(_Opened(peers, is_large))
-    atexit.unregister(_close_opened)
-    atexit.register(_close_opened, os.getpid())
+    close_at_exit(peers)
     return peers
 
 
@@ -67,11 +64,3 @@ def can_reach() -> bool:
     except DeviceError:
         return False
     return True
-
-
-def _close_opened(pid: int) -> None:
-    """At the end of the process, and not in forks of it: the others may still read this rank's memory."""
-    if os.getpid() == pid:
-        while _OPENED:
-            with said_at_exit():
-                _OPENED.pop().peers.close()

@@ -67,7 +67,7 @@ class Runner:
         """The ways of a kind of call that is new. Collective."""
         if self.agreement is None and dist.is_initialized():
             self.agreement, self._group = Agreement(self._group, self._timeout_s), None
-        if self.agreement is None:
+        if self.agreement is None or not dist.is_initialized():
             ways, reason = [Moves.ONE], "there is no process group: nothing communicates"
         else:
             self.agreement.compare(f"a call of {', '.join(key)}; {reason or 'it can be interleaved'}")
@@ -271,9 +271,10 @@ class Interleaved:
         except Exception as error:
             why = str(error) or type(error).__name__
         else:
-            if not tuner.has_shape(output):
+            if self._per_shape and not tuner.has_shape(output):
                 why = "joined outputs have other shapes than those of one batch: interleave(join=...) joins them as you say"
         if tuner.falls_back(why):
+            del outputs, output, run  # and their graphs
             return self._run_whole(args, kwargs), None
         return output, run
 

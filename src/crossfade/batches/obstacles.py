@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from crossfade.batches.fsdp import is_fully_sharded, why_not_shared
 from crossfade.batches.held import WITHOUT_CAPTURE
-from crossfade.batches.parts import current_part
 from crossfade.batches.thread_state import can_exchange_warning_handlers
 from crossfade.errors import BatchesError
 
@@ -75,38 +74,11 @@ def _is_sharded_by_fsdp1(module: nn.Module) -> bool:
 def without_reducers() -> Iterator[None]:
     """Raises where a module is called that reduces gradients: what is captured need not be inside the modules that are known."""
 
-    def look(module: nn.Module) -> None:
+    def look(module: nn.Module, _: object) -> None:
         if reduces_gradients(module):
             raise BatchesError(f"{type(module).__name__} {_REDUCES}", hint=WITHOUT_CAPTURE)
 
-    with _before_forward(look):
-        yield
-
-
-@contextmanager
-def sharded_modules() -> Iterator[list[str]]:
-    """Gives why batches that are calls of functions cannot take turns, by the modules that are called inside.
-
-    Raises:
-        BatchesError: inside a part, which takes turns already.
-    """
-    found = list[str]()
-
-    def look(module: nn.Module) -> None:
-        if not (is_fully_sharded(module) or _is_sharded_by_fsdp1(module)):
-            return
-        why = f"{type(module).__name__} is sharded by FSDP, which frees a layer's parameters when the first batch leaves it"
-        if current_part() is not None:
-            raise BatchesError(why, hint='interleave(module) shares those of FSDP2; or interleaved(way="one batch")')
-        found[:] = [why]
-
-    with _before_forward(look):
-        yield found
-
-
-@contextmanager
-def _before_forward(look: Callable[[nn.Module], None]) -> Iterator[None]:
-    hook = register_module_forward_pre_hook(lambda module, _: look(module))
+    hook = register_module_forward_pre_hook(look)
     try:
         yield
     finally:

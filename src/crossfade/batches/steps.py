@@ -14,9 +14,10 @@ from torch import nn
 from crossfade.batches.calibration import Moves
 from crossfade.batches.captured_ways import CapturedWays, can_capture
 from crossfade.batches.handle import Runner
-from crossfade.batches.obstacles import sharded_modules, why_not_captured
+from crossfade.batches.obstacles import why_not_captured
 from crossfade.batches.parts import Run
 from crossfade.batches.report import BatchesReport
+from crossfade.batches.sharded_calls import sharded_calls
 from crossfade.batches.tensors import device_kinds, modes, signature
 from crossfade.batches.tuner import Step, Tuner
 from crossfade.errors import BatchesError
@@ -78,9 +79,6 @@ class InterleavedSteps:
         self._runners: dict[int, Runner] = {}
         self._per_shape = per_shape
         self._tuners: dict[tuple[str, ...], Tuner] = {}
-        self._obstacle: str | None = (
-            None  # why modules of the functions' must not be interleaved; None before they have run
-        )
         self._captured: dict[tuple[str, ...], CapturedWays] = {}
         self._functions: dict[tuple[str, ...], list[Callable[..., Any]]] = {}  # those of a kind's first step
         self._last: Tuner | None = None
@@ -174,14 +172,11 @@ class InterleavedSteps:
         return [part.result for part in self._parts]
 
     def _look(self, tuner: Tuner, step: Step, arguments: tuple[Any, ...]) -> tuple[list[Any], Run | None]:
-        """Runs them. Modules are looked at in the first step of all, which is no interleaved one unless that was asked for."""
-        if self._obstacle is not None:
-            return self._go(step, arguments, {})
-        with sharded_modules() as found:
+        """Runs them. The first step of a kind is no interleaved one, unless that was asked for."""
+        with sharded_calls() as found:
             results = self._go(step, arguments, {})
-        self._obstacle = "".join(found)
-        if found:
-            tuner.fall_back(self._obstacle)
+        if found and tuner.chosen is None:
+            tuner.fall_back(found[0])
         return results
 
     def _go(self, step: Step, arguments: tuple[Any, ...], _: dict[str, Any]) -> tuple[list[Any], Run | None]:
@@ -227,7 +222,7 @@ class InterleavedSteps:
             why = why_not_captured(self._module, self._kinds, trains=torch.is_grad_enabled())
             if not why:
                 self._captured[key] = CapturedWays(self._module)
-        reason = self._obstacle or ("" if number > 1 else "there is one batch only")
+        reason = "" if number > 1 else "there is one batch only"
         captures = key in self._captured
         tuner = runner.tuner(self._device(), key, reason, in_one_stream=False, captures=captures)
         if why:

@@ -217,6 +217,7 @@ class Tuner:
         """Whether the whole batch is run from now on, since a rank says why an interleaved call has no output. Collective."""
         failed = 1.0 if why else 0.0
         if self._agreement is not None:
+            self._agreement.compare("outputs of parts")
             failed = maximum([failed], self._agreement.group, self._device)[0]
         if failed:
             self.fall_back(why or "another rank's outputs could not be joined")

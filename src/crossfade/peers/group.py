@@ -6,9 +6,7 @@ import math
 import os
 import select
 import threading
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -18,13 +16,12 @@ from crossfade.device.borrowed import device_of, torch_or_raise
 from crossfade.device.signals import Signal
 from crossfade.device.tensors import current_stream
 from crossfade.device.watchdog import DeathReport, Watchdog, release
-from crossfade.errors import ChannelBroken, ChannelClosed, ChannelTimeout, DeviceError
+from crossfade.errors import ChannelBroken, ChannelClosed, DeviceError
 from crossfade.host.memory import align
 from crossfade.host.processes import open_pidfd
-from crossfade.peers.closing import AHEAD, HINT, LEFT, PAUSE_S, Closing
 from crossfade.peers.exchange import barrier
 from crossfade.peers.keys import GroupKey
-from crossfade.peers.lane import REOPEN, SLOT_ALIGNMENT, Lane
+from crossfade.peers.lane import SLOT_ALIGNMENT, Lane
 from crossfade.peers.memory import OpenedGroup
 from crossfade.peers.steps import end
 
@@ -37,10 +34,6 @@ _NUMBERS = count(1)
 _OPEN: WeakValueDictionary[str, PeerGroup] = WeakValueDictionary()
 _OF: dict[int, dict[str, ref[PeerGroup]]] = {}
 """The open groups of a process group, by its `id` while it lives; by key, in their order."""
-_AFTER_A_DEATH = (
-    "close the group and open one of the ranks that are left; "
-    "crossfade.peers.close_groups() closes what has opened by itself"
-)
 NUM_EACH = 2
 """Lanes that a lane of a staged group is in fact, with half a buffer each: pieces of sums go up on one while others come down."""
 
@@ -59,8 +52,6 @@ class PeerGroup:
         key: what `crossfade.peers.groups.find_group` finds it by in this process, while it is open.
         belongings: what others keep with this rank's side of it, by names of theirs, until it is closed.
         reports: of ranks that have died.
-
-    ``timeout_s``: the longest that `close` waits for the others.
     """
 
     def __init__(
@@ -75,7 +66,6 @@ class PeerGroup:
         process_group: ProcessGroup | None = None,
         number: int = 0,
         is_staged: bool = False,
-        timeout_s: float = math.inf,
     ) -> None:
         memory = self.memory = opened.memory
         self._process_group = None if process_group is None else ref(process_group)
@@ -92,24 +82,22 @@ class PeerGroup:
         self._heap_end = heap_begin
         self._tensor: Tensor | None = opened.tensor
         self._give_back = opened.close
-        self._timeout_s = timeout_s
-        self._closing = Closing(memory, len(lanes))
         self._watchdog = Watchdog(memory.driver)
         self._pidfds = {rank: open_pidfd(opened.pids[rank]) for rank in memory.peers}
         called = names or [f"rank {rank}" for rank in range(memory.num_ranks)]
-        self._names = {rank: f"{called[rank]} (process {opened.pids[rank]})" for rank in memory.peers}
+        self._names = {pidfd: f"{called[rank]} (process {opened.pids[rank]})" for rank, pidfd in self._pidfds.items()}
         self._poller = select.epoll()
         self._lock = threading.Lock()
         self._first_dead = ""
         self._is_closed = False
-        self._is_closing = threading.Lock()
         for rank, pidfd in self._pidfds.items():
-            tell = _nothing if before_release is None else partial(before_release, called[rank])
-            self._poller.register(pidfd, select.EPOLLIN)
-            release_signals, streams = self._make_release(rank), _Streams(lanes)
-            self._watchdog.watch(
-                self._names[rank], pidfd, release_signals, streams, self._on_death, before_release=tell
+            name, tell = (
+                self._names[pidfd],
+                _nothing if before_release is None else partial(before_release, called[rank]),
             )
+            self._poller.register(pidfd, select.EPOLLIN)
+            release_signals, streams = self._make_release(name), _Streams(lanes)
+            self._watchdog.watch(name, pidfd, release_signals, streams, self._on_death, before_release=tell)
         _OPEN[self.key] = self
         if process_group is not None:
             if id(process_group) not in _OF:
@@ -138,47 +126,32 @@ class PeerGroup:
         """Ranks that have died."""
         return self._watchdog.reports
 
-    def _make_release(self, rank: int) -> Callable[[], list[Signal]]:
+    def _make_release(self, name: str) -> Callable[[], list[Signal]]:
         """Gives the signals to set when this rank has died: those of all ranks, for the others stop as well.
 
         The lanes are broken before the first signal is set, so that no caller takes for a result what a released stream computes.
         """
 
         def signals() -> list[Signal]:
-            self._note(rank)
+            self._note(name)
             return [signal for lane in self._lanes for signal in lane.incoming()]
 
         return signals
 
-    def _note(self, rank: int) -> None:
+    def _note(self, name: str) -> None:
         with self._lock:
             if not self._first_dead:
-                self._first_dead = self._names[rank]
-                self._break(f"{self._first_dead} died", _AFTER_A_DEATH)
+                self._first_dead = name
+                self._break(f"{name} died")
 
     def _on_death(self, report: DeathReport) -> None:
         with self._lock:
             if report.peer == self._first_dead:
-                self._break(str(report), _AFTER_A_DEATH)
+                self._break(str(report))
 
-    def _break(self, why: str, hint: str) -> None:
+    def _break(self, why: str) -> None:
         for lane in self._lanes:
-            lane.broken, lane.hint = why, hint
-
-    def _has_dead(self) -> bool:
-        """Whether a rank has died. Asks the system, and not only this rank's watchdog."""
-        for pidfd, _ in self._poller.poll(0):
-            self._note(next(rank for rank in self._pidfds if self._pidfds[rank] == pidfd))
-        return bool(self._first_dead)
-
-    def _note_ends(self) -> None:
-        """Ranks that have died, or take part in nothing any more. Who hears of a death closes too: the words are read first."""
-        left = self._closing.told(LEFT)
-        if left and not self._has_dead():
-            left = self._closing.told(AHEAD) or left
-            with self._lock:
-                if not self._is_broken():
-                    self._break(f"{self._names[left[0]]} has closed the group", HINT)
+            lane.broken = why
 
     @property
     def device(self) -> torch.device:
@@ -186,7 +159,7 @@ class PeerGroup:
         return device_of(self.memory.driver.device)
 
     def lane(self, index: int = 0) -> Lane:
-        """One of the lanes, for a call that begins. Each is used by one stream (or thread) at a time.
+        """One of the lanes. Each is used by one stream (or thread) at a time.
 
         Raises:
             ChannelClosed: the group is closed.
@@ -199,7 +172,6 @@ class PeerGroup:
             raise ChannelClosed("the group is closed", hint="open a new one with open_group")
         if not 0 <= index < self.num_lanes:
             raise ValueError(f"there is no lane {index}\nhint: open_group(num_lanes=...) made {self.num_lanes}")
-        self._note_ends()
         return self._lanes[index :: self.num_lanes]
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
@@ -262,17 +234,17 @@ class PeerGroup:
         self.check_call(chosen)
 
     def check(self) -> None:
-        """Raises if a rank has died, or has closed the group. On GPUs, ask after a synchronisation, before results are trusted.
+        """Raises if a rank has died. On GPUs, ask after a synchronisation, before results are trusted.
 
-        It does not rely on this rank's watchdog: one that heard of the death earlier may have let its streams go, and what they
-        then gave to this rank is not valid.
+        Asks the system, and not only this rank's watchdog: one that heard of the death earlier may have let its streams go, and
+        what they then gave to this rank is not valid.
 
         Raises:
             ChannelBroken: it names the rank.
         """
         if not self._is_closed:
-            self._note_ends()
-            self._has_dead()
+            for pidfd, _ in self._poller.poll(0):
+                self._note(self._names[pidfd])
         for lane in self._lanes:
             lane.check()
 
@@ -281,7 +253,6 @@ class PeerGroup:
         if self.device_type == "cpu":
             self.check()
         else:
-            self._note_ends()
             lane.check()
 
     def streams(self) -> list[int]:
@@ -292,10 +263,7 @@ class PeerGroup:
         """Gives up: lanes are broken, then streams that wait for other ranks are released, as if all of those had died."""
         with self._lock:
             if not self._first_dead:
-                self._break(why, REOPEN)
-        self._release(why)
-
-    def _release(self, why: str) -> None:
+                self._break(why)
         release(self.memory.driver, why, lambda: [s for lane in self._lanes for s in lane.incoming()], self.streams())
 
     def close(self, *, have_met: bool = False) -> None:
@@ -305,67 +273,28 @@ class PeerGroup:
             have_met: the ranks know already that none of them uses the group's memory or streams any more.
 
         Raises:
-            ChannelBroken: the ranks have not made the same collectives. Everything is given back all the same.
-            ChannelTimeout: CPU only: not all ranks came. Likewise.
+            ChannelTimeout: CPU only: not all ranks came. Everything is given back all the same.
         """
-        if not self._is_closing.acquire(blocking=False):
+        if self._is_closed:
             return
         try:
-            if not have_met and not self._is_broken():
-                self._meet()
-        finally:
-            self._free(have_met=have_met)
-
-    def _is_broken(self) -> bool:
-        return any(lane.broken for lane in self._lanes)
-
-    def _meet(self) -> None:
-        """Waits until all ranks have come here, unless one has died, has left or is ahead."""
-        driver, closing, stream = self.memory.driver, self._closing, self.current_stream()
-        deadline, ahead = time.monotonic() + self._timeout_s, list[int]()
-
-        def waits() -> bool:
-            time.sleep(PAUSE_S)
-            self._note_ends()
-            return not (self._has_dead() or self._is_broken() or time.monotonic() > deadline)
-
-        for lane in self._lanes:
-            with suppress(ChannelBroken):  # a rank dies just now
-                lane.begin(stream)
-        while not (is_dry := driver.is_idle(stream)) and waits():
+            if not have_met and not any(lane.broken for lane in self._lanes):
+                for lane in self._lanes:
+                    stream = self.current_stream()
+                    lane.begin(stream, is_captured=False)
+                    barrier(lane, stream)
+        except ChannelBroken:  # a rank dies just now: there is no rank to wait for
             pass
-        if is_dry:
-            closing.come()
-        while is_dry and not ahead and closing.absent() and waits():
-            ahead = closing.ahead()
-        if self._has_dead():  # what is set may be of no rank's making
-            return
-        if told := closing.told(AHEAD):
-            what = "has closed the group before the last collective of this rank, whose result is not valid"
-            raise ChannelBroken(f"{self._names[told[0]]} {what}", hint=HINT)
-        if ahead:
-            what = "has begun a collective that this rank has not made before it closed the group"
-            raise ChannelBroken(f"{self._names[ahead[0]]} {what}", hint=HINT)
-        if self._is_broken():
-            if self.device_type == "cuda":  # on a CPU each call has found that out
-                self._lanes[0].check()
-        elif absent := closing.absent():
-            names = ", ".join(self._names[rank] for rank in absent)
-            raise ChannelTimeout(f"not closed in {self._timeout_s:g} s by {names}", hint="all ranks close a group")
+        finally:
+            self._free(is_idle=have_met)
 
-    def _free(self, *, have_met: bool) -> None:
+    def _free(self, *, is_idle: bool) -> None:
         self._is_closed = True
         _OPEN.pop(self.key, None)
         for known in list(_OF.values()):
             known.pop(self.key, None)
-        if not have_met:
-            try:
-                if self.device_type == "cuda":
-                    if self._closing.absent() or self._is_broken():
-                        self._release("a rank that closes")
-                    torch_or_raise().cuda.synchronize(self.memory.driver.device)
-            finally:
-                self._closing.leave()
+        if self.device_type == "cuda" and not is_idle:
+            torch_or_raise().cuda.synchronize(self.memory.driver.device)
         self._watchdog.close()
         self._poller.close()
         for pidfd in self._pidfds.values():

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import ref
 
 from crossfade.device.borrowed import torch_or_raise
-from crossfade.errors import ChannelBroken, ChannelError, DeviceError
+from crossfade.errors import ChannelError, DeviceError
 from crossfade.peers.group import PeerGroup, open_by_key, open_of
 from crossfade.peers.keys import PROCESS_GROUP, GroupKey
 from crossfade.peers.opening import open_group
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     Place: TypeAlias = torch.Tensor | torch.device | str | None
 
 _OPENED: list[PeerGroup] = []
+_AT_EXIT: list[ref[PeerGroup]] = []
 _OPENING = RLock()
 
 
@@ -84,7 +84,7 @@ def close_groups() -> None:
     """Closes all groups that calls have opened by themselves, in their order. All ranks call it, or end. Idempotent.
 
     Raises:
-        ChannelBroken, ChannelTimeout: the first group that did not close well; see `PeerGroup.close`. All are closed all the same.
+        ChannelTimeout: CPU only: not all ranks of one came. All are closed all the same.
     """
     with _OPENING:
         failed: ChannelError | None = None
@@ -136,10 +136,18 @@ def _open(process_group: ProcessGroup, device: torch.device) -> PeerGroup:
             return found
         group = open_group(process_group, device=device, is_replayable=True)
         _close_destroyed(group)
-        atexit.unregister(_close_at_exit)
-        atexit.register(_close_at_exit, os.getpid())
+        close_at_exit(group)
         _OPENED.append(group)
         return group
+
+
+def close_at_exit(group: PeerGroup) -> None:
+    """Closes it at the end of the process, if nobody has before. Those of several groups go in the order in which they were opened:
+    closing waits for a group's ranks, and two ranks that are in two groups would wait for each other in other orders.
+    """
+    _AT_EXIT[:] = [*(known for known in _AT_EXIT if known() is not None), ref(group)]
+    atexit.unregister(_close_at_exit)
+    atexit.register(_close_at_exit, os.getpid())
 
 
 def _close_destroyed(new: PeerGroup) -> None:
@@ -157,16 +165,7 @@ def _close_destroyed(new: PeerGroup) -> None:
 def _close_at_exit(pid: int) -> None:
     """The others may still read this rank's memory: it goes when all are done, or dead. Forks of this process leave it alone."""
     if os.getpid() == pid:
-        with said_at_exit():
-            close_groups()
-
-
-@contextmanager
-def said_at_exit() -> Iterator[None]:
-    """Nobody is left to be told of what a close raises; that a result is not valid is printed all the same."""
-    try:
-        yield
-    except ChannelBroken as error:
-        print(f"crossfade: {error}", file=sys.stderr)
-    except Exception:
-        pass
+        for known in _AT_EXIT:
+            if (group := known()) is not None:
+                with suppress(Exception):
+                    group.close()

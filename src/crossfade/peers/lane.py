@@ -23,14 +23,11 @@ from crossfade.peers.memory import GroupMemory
 
 NUM_EPOCHS = 2
 SLOT_ALIGNMENT = 256
-REOPEN = (
-    "close the group on all ranks and open it again; crossfade.peers.close_groups() closes what has opened by itself"
-)
 
 
 def num_words(num_lanes: int, num_ranks: int) -> int:
-    """Signals into one rank, and behind them a word of each rank (see `crossfade.peers.closing`)."""
-    return (NUM_EPOCHS * num_lanes + 1) * num_ranks
+    """Signals into one rank."""
+    return NUM_EPOCHS * num_lanes * num_ranks
 
 
 class LaneStatistics(NamedTuple):
@@ -75,7 +72,6 @@ class Lane:
         self.slot_bytes = buffer_bytes // memory.num_ranks // SLOT_ALIGNMENT * SLOT_ALIGNMENT
         self.is_replayable = is_replayable
         self.broken = ""  # why it cannot be used any more
-        self.hint = REOPEN  # what to do then
         self._epochs = [self._make_epoch(number) for number in range(NUM_EPOCHS)]
         self._num_calls = self._num_exchanges = self.num_bytes = 0
         driver = memory.driver
@@ -135,10 +131,12 @@ class Lane:
         return self.is_replayable and self._num_exchanges % NUM_EPOCHS != 0
 
     def check(self) -> None:
-        """Raises if it is broken."""
+        """Raises if a rank has died."""
         if self.broken:
             raise ChannelBroken(
-                f"{self.broken}; results of collectives that had not finished are not valid", hint=self.hint
+                f"{self.broken}; results of collectives that had not finished are not valid",
+                hint="close the group and open it again on all ranks, or on those that are left; crossfade.peers.close_groups() "
+                "closes what has opened by itself",
             )
 
     def cut_off(self, error: BaseException) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from crossfade.device.borrowed import torch_or_raise
@@ -94,16 +93,7 @@ def open_group(
     heap_bytes = align(heap_bytes, SLOT_ALIGNMENT)
     opened = _open_memory(group, where, words, total_bytes + heap_bytes, timeout_s, is_staged=is_staged)
     lanes = [Lane(opened.memory, index, buffer_bytes, **options) for index in range(num_lanes)]
-    return PeerGroup(
-        opened,
-        lanes,
-        where.type,
-        total_bytes,
-        process_group=group,
-        number=number,
-        is_staged=is_staged,
-        timeout_s=timeout_s if where.type == "cpu" else math.inf,
-    )
+    return PeerGroup(opened, lanes, where.type, total_bytes, process_group=group, number=number, is_staged=is_staged)
 
 
 def _open_memory(
