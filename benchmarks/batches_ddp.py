@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import crossfade
-from benchmarks.batches_sides import LIMIT, difference, slowest
-from benchmarks.common import Table, this_machine, today
+from benchmarks.batches_sides import LIMIT, block_ms, difference, join_torchrun, slowest
+from benchmarks.common import Table, today
 from crossfade.batches import InterleavedSteps
 
 Step = Callable[[], None]
@@ -101,20 +101,6 @@ class Bench:
     def gradients(self) -> list[Tensor]:
         return [each.grad.clone() for each in self.model.parameters() if each.grad is not None]
 
-    def settle(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-
-    def block_ms(self, step: Step, num: int) -> float:
-        """Milliseconds of a step of the slowest rank, of several in a row."""
-        self.settle()
-        dist.barrier()
-        begin_ns = time.perf_counter_ns()
-        for _ in range(num):
-            step()
-        self.settle()
-        return slowest((time.perf_counter_ns() - begin_ns) / 1e6 / num, self.device.type)
-
 
 def is_same_everywhere(gradients: list[Tensor]) -> bool:
     """Whether all ranks have these very gradients."""
@@ -154,12 +140,12 @@ def measure(bench: Bench, seconds: float) -> tuple[Table, str]:
         wanted = wanted or ours
         error = max(difference(one, other) for one, other in zip(ours, wanted, strict=True))
         checks[name] = is_same_everywhere(ours), slowest(error, bench.device.type)
-    num = max(2, min(10, round(300 / bench.block_ms(bench.one_stream, 2))))
+    num = max(2, min(10, round(300 / block_ms(bench.one_stream, 2, bench.device.type))))
     taken: dict[str, list[float]] = {name: [] for name in sides}
     end_s = slowest(time.time(), bench.device.type) + seconds
     while slowest(time.time(), bench.device.type) < end_s:
         for name, step in sides.items():
-            taken[name].append(bench.block_ms(step, num))
+            taken[name].append(block_ms(step, num, bench.device.type))
     table = Table(
         f"A step, in blocks of {num} (ms)",
         ["side", "median (lowest to highest)", "x of one stream", "equal on all ranks", "off one stream's gradients"],
@@ -179,22 +165,11 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=40, help="of the blocks in turns")
     options = parser.parse_args()
-    rank = int(os.environ["LOCAL_RANK"])
-    device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device)
-    else:
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo")
+    device, hardware = join_torchrun()
+    rank = dist.get_rank()
     options.out.mkdir(parents=True, exist_ok=True)
     bench = Bench(device)
     table, report = measure(bench, options.seconds)
-    hardware = (
-        f"{dist.get_world_size()} x {torch.cuda.get_device_name()}"
-        if device.type == "cuda"
-        else this_machine([]).hardware
-    )
     lines = [f"# A model in DDP with all-gathers in its forward, {hardware}, torch {torch.__version__}, {today()}", ""]
     lines += [table.markdown(), "", "```text", report, "```"]
 

@@ -10,10 +10,10 @@ round; outputs are compared with the plain module's. Without a GPU it is a trial
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 import crossfade
 from benchmarks.batches_models import Case, Stack, Transformer, transformer
-from benchmarks.batches_sides import LIMIT, difference, slowest
-from benchmarks.common import Table, this_machine, today
+from benchmarks.batches_sides import LIMIT, block_ms, difference, join_torchrun, settle, slowest
+from benchmarks.common import Table, today
 from crossfade.batches import Interleaved
 from crossfade.ops import matmul_all_reduce, prepare
 
@@ -88,27 +88,15 @@ class Bench:
         torch.manual_seed(1000)  # tensor parallelism: the input is the same on all ranks
         self.x = torch.randn(case.shape, device=device, dtype=next(stack.parameters()).dtype)
 
-    def settle(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-
     def warm_up(self, side: Forward) -> Tensor:
         output = [side(self.x) for _ in range(4)][-1]
         while isinstance(side, Interleaved) and not side.report().is_settled:  # in one step on all ranks
             output = side(self.x)
-        self.settle()
+        settle(self.device.type)
         return output
 
     def block_ms(self, side: Forward, num: int) -> float:
-        """Milliseconds of a step of the slowest rank, of several in a row."""
-        self.settle()
-        dist.barrier()
-        self.settle()
-        begin_ns = time.perf_counter_ns()
-        for _ in range(num):
-            side(self.x)
-        self.settle()
-        return slowest((time.perf_counter_ns() - begin_ns) / 1e6 / num, self.device.type)
+        return block_ms(partial(side, self.x), num, self.device.type)
 
     def measure(self, title: str, seconds: float) -> Table:
         """All sides in turns, and how far each is off the plain module."""
@@ -140,20 +128,12 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=10, help="of each case's blocks in turns")
     options = parser.parse_args()
-    rank = int(os.environ["LOCAL_RANK"])
-    device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device)
-    else:
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo")
+    device, hardware = join_torchrun()
+    rank = dist.get_rank()
     options.out.mkdir(parents=True, exist_ok=True)
-    on_gpu = device.type == "cuda"
-    hardware = f"{dist.get_world_size()} x {torch.cuda.get_device_name()}" if on_gpu else this_machine([]).hardware
     lines = [f"# Halves of a batch behind operators, {hardware}, torch {torch.__version__}, {today()}"]
     with torch.inference_mode():
-        for case in ON_GPU if on_gpu else ON_CPU:
+        for case in ON_GPU if device.type == "cuda" else ON_CPU:
             bench = Bench(case, device)
             lines += ["", bench.measure(case.name, options.seconds).markdown(), "", "Operators: "]
             lines += [f"- {each}" for each in bench.chosen]

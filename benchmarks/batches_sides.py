@@ -24,6 +24,7 @@ from torch import Tensor
 
 from benchmarks.batches_models import Case, Collective, Stack
 from benchmarks.batches_profile import measure_launches, write_profiles
+from benchmarks.common import this_machine
 from crossfade.batches import Interleaved, buffers, interleave
 from crossfade.peers import PeerGroup, open_group
 from crossfade.peers.collectives import all_reduce, all_to_all
@@ -173,7 +174,7 @@ class _Bench:
             steps = self._steps_a_block(sides["one batch"])
             for number in range(_MOST_ROUNDS):
                 for name, side in Random(number).sample(list(sides.items()), len(sides)):  # alike on all ranks
-                    taken_ms = slowest(self._block(side, steps), self.device)
+                    taken_ms = block_ms(partial(side, self.x), steps, self.device)
                     self.write(side=name, round=number, ms=taken_ms, steps=steps)
                 if number + 1 >= _LEAST_ROUNDS and slowest(time.time(), self.device) > end_s:
                     break
@@ -207,22 +208,10 @@ class _Bench:
                 self.write(side=name, way=report.way, report=str(report))
 
     def _settle(self) -> None:
-        if self.on_gpu:
-            torch.cuda.synchronize()
-
-    def _block(self, side: Side, steps: int) -> float:
-        """Milliseconds of a step, of several in a row."""
-        self._settle()
-        dist.barrier()
-        self._settle()
-        begin_ns = time.perf_counter_ns()
-        for _ in range(steps):
-            side(self.x)
-        self._settle()
-        return (time.perf_counter_ns() - begin_ns) / 1e6 / steps
+        settle(self.device)
 
     def _steps_a_block(self, serial: Side) -> int:
-        taken_ms = slowest(statistics.median(self._block(serial, 2) for _ in range(3)), self.device)
+        taken_ms = statistics.median(block_ms(partial(serial, self.x), 2, self.device) for _ in range(3))
         return max(2, min(20, round(300 / taken_ms)))
 
 
@@ -234,6 +223,35 @@ def _report_of(side: Any) -> Any:
         if isinstance(cell.cell_contents, Interleaved):
             return cell.cell_contents.report()
     return None
+
+
+def settle(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def block_ms(step: Callable[[], Any], num: int, device: str) -> float:
+    """Milliseconds of a step of the slowest rank, of several in a row."""
+    settle(device)
+    dist.barrier()
+    settle(device)
+    begin_ns = time.perf_counter_ns()
+    for _ in range(num):
+        step()
+    settle(device)
+    return slowest((time.perf_counter_ns() - begin_ns) / 1e6 / num, device)
+
+
+def join_torchrun() -> tuple[torch.device, str]:
+    """This rank's device, and what the ranks run on; of processes that torchrun has started."""
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+        return torch.device("cpu"), this_machine([]).hardware
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
+    return device, f"{dist.get_world_size()} x {torch.cuda.get_device_name()}"
 
 
 def slowest(value: float, device: str) -> float:

@@ -50,7 +50,7 @@ def outputs_that_do_not_join(device: str) -> None:
         (lambda y: y.new_ones(len(y) * 2 if len(y) > 3 else len(y)), "other shapes"),
         (lambda y: [y] * len(y), "different structures"),
     ]
-    x = same_input(5)
+    x = same_input(5).to(device)
     for make, why in makes:
         handle = interleave(Giving(make))
         with torch.no_grad():
@@ -120,14 +120,13 @@ def batch_norms_that_are_switched(device: str) -> None:
 def sharded_modules_in_whole_steps(device: str) -> None:
     """Batches of FSDP are one behind the other, and the report says so; asked for, they are an error, on all ranks."""
     mesh = init_device_mesh(device, (dist.get_world_size(),))
-    x = same_input(seed=dist.get_rank())
+    x = same_input(seed=dist.get_rank()).to(device)
+    place = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
     for by_modules in (True, False):
-        inner: Any = nn.Sequential(Summing(False), Summing(True))
+        inner: Any = nn.Sequential(Summing(False), Summing(True)).to(device)
         with quiet():
             model: Any = (
-                fully_shard(inner, mesh=mesh)
-                if by_modules
-                else FullyShardedDataParallel(inner, device_id=torch.device("cpu"))
+                fully_shard(inner, mesh=mesh) if by_modules else FullyShardedDataParallel(inner, device_id=place)
             )
 
             def loss_of(rows: Tensor, model: Any = model) -> Any:

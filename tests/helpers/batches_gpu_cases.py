@@ -17,8 +17,10 @@ from crossfade.batches.calibration import MOST_STEPS
 from crossfade.errors import BatchesError
 from tests.helpers.batches_captured import whole_steps_captured
 from tests.helpers.batches_cases import meet
+from tests.helpers.batches_first_calls import outputs_that_do_not_join, sharded_modules_in_whole_steps
+from tests.helpers.batches_later import futures_of_works
 from tests.helpers.batches_models import NEAR, all_sum, assert_near, gradients, random_model, same_input, train
-from tests.helpers.batches_wrappers import GROUPS, Gathering, Tensors, quiet
+from tests.helpers.batches_wrappers import GROUPS, Gathering, Tensors, fsdp2, quiet
 from tests.helpers.ranks import Case
 
 COPIES = "copy engines"
@@ -285,6 +287,10 @@ CASES: dict[str, Case] = {
     "close_ways_are_timed_again": close_ways_are_timed_again,
     "recorded": recorded,
     "ddp": ddp,
+    "fsdp2": fsdp2,
+    "sharded_modules_in_whole_steps": sharded_modules_in_whole_steps,
+    "outputs_that_do_not_join": outputs_that_do_not_join,
+    "futures_of_works": futures_of_works,
     "dtensor_parallel": dtensor_parallel,
     "random_numbers": random_numbers,
     "whole_steps": whole_steps,

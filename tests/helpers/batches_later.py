@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from crossfade.batches import interleave, yield_point
-from crossfade.batches.carriers import ProcessGroups
+from crossfade.batches.carriers import CopyEngines, ProcessGroups
 from crossfade.batches.parts import Run
 from crossfade.errors import BatchesError
 from tests.helpers.batches_models import NEAR, same_input
@@ -140,9 +140,23 @@ def works_that_nobody_waits_for(device: str) -> None:
         work.wait()
 
 
+def futures_of_works(device: str) -> None:
+    for carrier in (ProcessGroups(), CopyEngines(2, ProcessGroups())):
+        found = list[Any]()
+
+        def asks(found: list[Any] = found) -> None:
+            found.append(dist.all_reduce(same_input().to(device), async_op=True).get_future())
+
+        Run(carrier).go([asks, asks])
+        for future in found:
+            (out,) = future.wait()
+            assert torch.allclose(out, same_input().to(device) * dist.get_world_size(), atol=NEAR)
+
+
 WAITS: dict[str, Case] = {
     "stops_where_the_module_waits": stops_where_the_module_waits,
     "works_that_nobody_waits_for": works_that_nobody_waits_for,
+    "futures_of_works": futures_of_works,
 }
 LATER: dict[str, Case] = {
     "ranks_that_disagree_later": ranks_that_disagree_later,

@@ -189,12 +189,12 @@ class Summing(nn.Module):
 
 def fsdp2(device: str) -> None:
     mesh = init_device_mesh(device, (dist.get_world_size(),))
-    x = same_input(seed=dist.get_rank())
+    x = same_input(seed=dist.get_rank()).to(device)
     for collective in (False, True):
         models = list[Any]()
         for _ in range(2):
             torch.manual_seed(5)
-            model: Any = nn.Sequential(*(Summing(collective) for _ in range(3)))
+            model: Any = nn.Sequential(*(Summing(collective) for _ in range(3))).to(device)
             for block in model:
                 fully_shard(block, mesh=mesh)
             models.append(fully_shard(model, mesh=mesh))

@@ -224,7 +224,7 @@ class CopyEngines:
         peers = open_buffers(group, source.device, self._num_parts, source.nbytes)
         if source.device.type == "cpu":
             act(source, peers, out, lane=part)
-            return _Done()
+            return _Done(out)
         work, was_ready = _track(part).enqueue(peers, act, source, out)
         self.num_not_replayed += not was_ready
         return work
@@ -239,11 +239,24 @@ def own_stream(use: str, part: int) -> torch.cuda.Stream:
 class _Done:
     """What a CPU does is done at once."""
 
+    def __init__(self, out: torch.Tensor) -> None:
+        self._out = out
+
     def wait(self, *_: Any) -> bool:
         return True
 
     def is_completed(self) -> bool:
         return True
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        return _future_of(self._out)
+
+
+def _future_of(out: torch.Tensor) -> torch.futures.Future[list[torch.Tensor]]:
+    """As torch's works have it, on this thread's stream."""
+    future: Any = torch.futures.Future(devices=[out.device] if out.is_cuda else None)
+    future.set_result([out])
+    return future  # type: ignore[no-any-return]
 
 
 class _Track:
@@ -324,6 +337,7 @@ class _OnStream:
         self._track = track
         self._event = event
         self._tensors = tensors
+        self._out = tensors[-1]
 
     def wait(self, *_: Any) -> bool:
         _stream_at(_C._cuda_getCurrentStream(self._track.device)).wait_event(self._event)
@@ -332,6 +346,11 @@ class _OnStream:
 
     def is_completed(self) -> bool:
         return bool(self._event.query())
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """This thread's stream waits for it."""
+        self.wait()
+        return _future_of(self._out)
 
     @brief
     def __del__(self) -> None:
