@@ -122,12 +122,14 @@ def sharded_modules_in_whole_steps(device: str) -> None:
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     x = same_input(seed=dist.get_rank()).to(device)
     place = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
-    for by_modules in (True, False):
+    for kind in ("FSDP2", "FSDP2, compiled", "FSDP1"):
         inner: Any = nn.Sequential(Summing(False), Summing(True)).to(device)
         with quiet():
             model: Any = (
-                fully_shard(inner, mesh=mesh) if by_modules else FullyShardedDataParallel(inner, device_id=place)
+                FullyShardedDataParallel(inner, device_id=place) if kind == "FSDP1" else fully_shard(inner, mesh=mesh)
             )
+            if "compiled" in kind:
+                model = torch.compile(model, backend="eager")
 
             def loss_of(rows: Tensor, model: Any = model) -> Any:
                 return model(rows).square().mean()

@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from crossfade.batches.parts import current_part
+from crossfade.batches.sharded_calls import look
 
 TESTED = ("2.11.", "2.13.")
 """Versions of torch whose private names are the ones used here, shown by the tests."""
@@ -93,6 +94,7 @@ class _Shared:
         group._register_post_backward_hook = self.register
 
     def pre_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        look(module)
         part = current_part()
         if part is None:
             return self._pre_forward(module, args, kwargs)

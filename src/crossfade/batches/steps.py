@@ -173,7 +173,7 @@ class InterleavedSteps:
 
     def _look(self, tuner: Tuner, step: Step, arguments: tuple[Any, ...]) -> tuple[list[Any], Run | None]:
         """Runs them. The first step of a kind is no interleaved one, unless that was asked for."""
-        with sharded_calls() as found:
+        with sharded_calls(takes_turns=step.way.moves is not Moves.ONE) as found:
             results = self._go(step, arguments, {})
         if found and tuner.chosen is None:
             tuner.fall_back(found[0])
