@@ -34,6 +34,7 @@ from tests.helpers.batches_models import (
     train,
 )
 from tests.helpers.batches_transformers import llama, llama_by_parallelize, mixtral
+from tests.helpers.batches_watch import WATCHES
 from tests.helpers.batches_wrappers import GROUPS, WRAPPERS, quiet
 from tests.helpers.ranks import Case
 
@@ -363,6 +364,7 @@ CASES: dict[str, Case] = {
     "mixtral": mixtral,
     # these leave collectives that nobody waits for
     **LATER,
+    **WATCHES,
     "a_rank_that_raises": a_rank_that_raises,
     "ranks_that_disagree": ranks_that_disagree,
     "meet": meet,

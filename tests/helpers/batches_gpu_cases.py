@@ -20,6 +20,7 @@ from tests.helpers.batches_cases import meet
 from tests.helpers.batches_first_calls import outputs_that_do_not_join, sharded_modules_in_whole_steps
 from tests.helpers.batches_later import futures_of_works
 from tests.helpers.batches_models import NEAR, all_sum, assert_near, gradients, random_model, same_input, train
+from tests.helpers.batches_watch import WATCHES
 from tests.helpers.batches_wrappers import GROUPS, Gathering, Tensors, fsdp2, quiet
 from tests.helpers.ranks import Case
 
@@ -285,6 +286,7 @@ CASES: dict[str, Case] = {
     "captured_training": captured_training,
     "measured": measured,
     "close_ways_are_timed_again": close_ways_are_timed_again,
+    **WATCHES,
     "recorded": recorded,
     "ddp": ddp,
     "fsdp2": fsdp2,

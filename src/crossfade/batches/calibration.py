@@ -94,14 +94,33 @@ class _Timed(NamedTuple):
     num_not_replayed: int
 
 
+class Launches:
+    """Of steps of one way: how long they took the CPU."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._total_ms = self._most_ms = 0.0
+
+    def add(self, host_ms: float) -> None:
+        """A step's."""
+        self._number += 1
+        self._total_ms += host_ms
+        self._most_ms = max(self._most_ms, host_ms)
+
+    def mean_ms(self) -> float | None:
+        """What the host costs in the long run: without the slowest step, which may have met a pause of the program's.
+
+        None of fewer than two steps.
+        """
+        return (self._total_ms - self._most_ms) / (self._number - 1) if self._number > 1 else None
+
+
 @dataclass(slots=True)
 class _Again:
     """What the second comparison has of one way."""
 
     taken_ms: list[float] = field(default_factory=list)
-    launches_ms: float = 0.0  # of all steps that count
-    most_ms: float = 0.0  # of the slowest of them
-    num_launches: int = 0
+    launches: Launches = field(default_factory=Launches)
 
 
 class Calibration:
@@ -134,7 +153,7 @@ class Calibration:
         """
         best = choose(times_ms)
         step_ms = times_ms[best]
-        bound = {way for way in self.ways if _is_host_bound(way, times_ms[way], launches_ms[way])}
+        bound = {way for way in self.ways if is_host_bound(way, times_ms[way], launches_ms[way])}
 
         def is_rival(way: Way) -> bool:
             share = CLOSE_ON_HOST if way in bound else CLOSE
@@ -168,11 +187,8 @@ class Calibration:
 
     def note_launches(self, way: Way, host_ms: float, num_not_replayed: int = 0) -> None:
         """A step of the second comparison, timed or not, whose launches count: how long they took the CPU."""
-        again = self._again[way]
         if 2 * num_not_replayed <= self._most_not_replayed(way):
-            again.launches_ms += host_ms
-            again.most_ms = max(again.most_ms, host_ms)
-            again.num_launches += 1
+            self._again[way].launches.add(host_ms)
 
     def _most_not_replayed(self, way: Way) -> int:
         return max((step.num_not_replayed for step in self._timed[way]), default=0)
@@ -185,15 +201,15 @@ class Calibration:
     def launches_ms(self) -> list[float]:
         """How long the launches of a step take, one a way; 0 where the CPU does the work itself.
 
-        That is a mean of the second comparison, since it is what the host costs in the long run, but for the slowest step, which
-        may have met a pause of the program's; and a median of the first steps.
+        That is a mean of the second comparison, and a median of the first steps.
         """
         return [self._launches_ms(way) for way in self.ways]
 
     def _launches_ms(self, way: Way) -> float:
         again = self._again.get(way)
-        if again is not None and again.num_launches > 1:
-            return (again.launches_ms - again.most_ms) / (again.num_launches - 1)
+        mean_ms = None if again is None else again.launches.mean_ms()
+        if mean_ms is not None:
+            return mean_ms
         return statistics.median([step.host_ms or 0.0 for step in self._counted(way)] or [0.0])
 
     def times_ms(self) -> list[float]:
@@ -213,7 +229,8 @@ class Calibration:
         return min(_median(again.taken_ms[k : k + length]) for k in range(0, len(again.taken_ms), length))
 
 
-def _is_host_bound(way: Way, taken_ms: float, launches_ms: float) -> bool:
+def is_host_bound(way: Way, taken_ms: float, launches_ms: float) -> bool:
+    """Whether an eager interleaved way may be as fast as the host launches it, and no faster."""
     return way.moves is not Moves.ONE and not way.is_captured and launches_ms >= HOST_BOUND * taken_ms
 
 

@@ -77,7 +77,7 @@ def interleave(
     _refuse_other_groups(group)
     if capture and not per_shape:
         raise ValueError("capture=True and per_shape=False\nhint: a graph has fixed shapes: leave one of them out")
-    runner = Runner(num_batches, group, Moves.of(way), capture, max_ctas, timeout_s)
+    runner = Runner(num_batches, group, Moves.of(way), capture, max_ctas, timeout_s, per_shape=per_shape)
     return Interleaved(module, runner, split or split_batch, join or join_outputs, per_shape=per_shape)
 
 

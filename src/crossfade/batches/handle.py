@@ -53,8 +53,11 @@ class Runner:
         capture: bool,
         max_ctas: int | None,
         timeout_s: float,
+        *,
+        per_shape: bool,
     ) -> None:
         self.num_batches = num_batches
+        self._per_shape = per_shape
         self._fixed = fixed
         self.captures = capture
         self.agreement: Agreement | None = None  # made at the first call: a process group need not be there before
@@ -84,7 +87,8 @@ class Runner:
             every += [Way(moves, is_captured=True) for moves in ways]
         elif captures:
             every = [Way(moves, is_captured=True) for moves in ways]
-        return Tuner(every, reason, self.agreement, device, self.num_batches)
+        # Calls of other shapes take other times, however fast the host is.
+        return Tuner(every, reason, self.agreement, device, self.num_batches, watches=self._per_shape)
 
     def _can_copy(self) -> bool:
         """Whether all ranks can open shared buffers. Collective."""

@@ -74,7 +74,13 @@ class InterleavedSteps:
     ) -> None:
         self._module = nn.ModuleList(captured) if captured else None
         self._make_runner = partial(
-            Runner, group=group, fixed=fixed, capture=bool(captured), max_ctas=max_ctas, timeout_s=timeout_s
+            Runner,
+            group=group,
+            fixed=fixed,
+            capture=bool(captured),
+            max_ctas=max_ctas,
+            timeout_s=timeout_s,
+            per_shape=per_shape,
         )
         self._runners: dict[int, Runner] = {}
         self._per_shape = per_shape

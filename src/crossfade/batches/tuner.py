@@ -12,11 +12,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from crossfade.batches.agreement import Agreement, line_up, maximum
-from crossfade.batches.calibration import Calibration, Moves, Trial, Way, choose
+from crossfade.batches.calibration import Calibration, Moves, Trial, Way, choose, is_host_bound
 from crossfade.batches.parts import Run
 from crossfade.batches.report import BatchesReport, Counts, hidden_of, why_no_gain, why_not_hidden
 from crossfade.batches.spans import Mark, mark, us_between
 from crossfade.batches.tensors import signature
+from crossfade.batches.watch import Watch
 from crossfade.device.clocks import GpuClocks, GpuLoad, Sample
 
 
@@ -30,7 +31,7 @@ class Step:
         is_timed: it counts in the calibration.
         lines_up: it begins for all ranks at once.
         records: the spans of its collectives are recorded.
-        counts_launches: they count in the second comparison.
+        counted_by: has its launches; None where they do not count.
         host_s: how long its launches took, without what this rank waited for others.
         num_not_replayed: how many of its collectives were not replayed, though they could have been.
         begin, end: its time; the end may move to the end of its backward.
@@ -43,7 +44,7 @@ class Step:
     is_timed: bool = False
     lines_up: bool = False
     records: bool = False
-    counts_launches: bool = False
+    counted_by: Calibration | Watch | None = None
     host_s: float = 0.0
     num_not_replayed: int = 0
     begin: Mark = None
@@ -61,10 +62,18 @@ class Tuner:
         agreement: with the other ranks; None where there are none.
         device: where the tensors are: ``"cpu"`` or ``"cuda"``.
         num_batches: for the report.
+        watches: measure again where a choice that is bound by the host has become slow.
     """
 
     def __init__(
-        self, ways: Sequence[Way], reason: str, agreement: Agreement | None, device: str, num_batches: int
+        self,
+        ways: Sequence[Way],
+        reason: str,
+        agreement: Agreement | None,
+        device: str,
+        num_batches: int,
+        *,
+        watches: bool = True,
     ) -> None:
         self.notes: list[str] = []
         self.chosen: Way | None = ways[0] if len(ways) == 1 else None
@@ -74,6 +83,9 @@ class Tuner:
         self._device = device
         self._num_batches = num_batches
         self._calibration = Calibration(ways)
+        self._watches = watches and agreement is not None and self.on_gpu
+        self._watch: Watch | None = None  # of the choice
+        self._num_watches = 0
         self._times_ms: dict[Way, float] = {}  # the slowest rank's, as are those of launches
         self._launches_ms: dict[Way, float] = {}
         self._is_checked = set[Way]()
@@ -103,10 +115,13 @@ class Tuner:
 
     def begin(self) -> Step:
         """The next step. When all have been measured, the ranks agree here on a way, or on more steps; a collective then."""
+        if self._watch is not None and self._watch.is_slow() and not torch.cuda.is_current_stream_capturing():
+            self._measure_again()
         trial = self._next()
-        step = Step(self.chosen or trial.way)  # type: ignore[union-attr]
+        step = Step(self.chosen or trial.way, counted_by=self._watch)  # type: ignore[union-attr]
         if trial is not None:
-            step.is_timed, step.lines_up, step.counts_launches = trial.is_timed, trial.lines_up, trial.counts_launches
+            step.is_timed, step.lines_up = trial.is_timed, trial.lines_up
+            step.counted_by = self._calibration if trial.counts_launches else None
             if trial.begins_idle:
                 torch.cuda.current_stream().synchronize()  # not the device: a receive of the user's may wait for this call
         is_interleaved = step.way.moves is not Moves.ONE
@@ -143,15 +158,14 @@ class Tuner:
         if step.is_timed:
             self._timed.append(step)
         self._end(step)
-        is_measured = step.is_timed or step.counts_launches
+        is_measured = step.is_timed or step.counted_by is not None
         has_backward = is_measured and _around_backward(
             output, lambda: self._begin_backward(step), lambda: self._end_backward(step)
         )
-        if self.chosen is None:
-            if step.way.moves is Moves.ONE and self._shape is None:
-                self._shape = signature(output)
-            if not has_backward:
-                self._note(step)
+        if self.chosen is None and step.way.moves is Moves.ONE and self._shape is None:
+            self._shape = signature(output)
+        if not has_backward:
+            self._note(step)
         if run is not None:
             atomic = sum((part.atomic for part in run.parts), Counter[str]())
             self._counts = Counts(
@@ -175,8 +189,8 @@ class Tuner:
 
     def _note(self, step: Step) -> None:
         """The step is over, with its backward."""
-        if step.counts_launches and self.chosen is None:
-            self._calibration.note_launches(step.way, step.host_s * 1e3, step.num_not_replayed)
+        if step.counted_by is not None:
+            step.counted_by.note_launches(step.way, step.host_s * 1e3, step.num_not_replayed)
         self._read_clock(step)
 
     def _read_clock(self, step: Step) -> None:
@@ -253,6 +267,7 @@ class Tuner:
             return
         self._close_clocks()
         self.chosen = choose(self._times_ms)
+        self._watch = self._new_watch()
         if self._obstacle:
             self.reason = self._obstacle
         elif self.chosen.moves is Moves.ONE:
@@ -260,6 +275,25 @@ class Tuner:
         else:
             single = min(taken for way, taken in self._times_ms.items() if way.moves is Moves.ONE)
             self.reason = f"it takes {self._times_ms[self.chosen] / single:.3f} of one batch's time"
+
+    def _new_watch(self) -> Watch | None:
+        """Of a choice that one batch may be faster than in the next moment."""
+        way, plain = self.chosen, Way(Moves.ONE)
+        if way is None or not self._watches or plain not in self._times_ms:
+            return None
+        if not is_host_bound(way, self._times_ms[way], self._launches_ms[way]):
+            return None
+        assert self._agreement is not None, "it watches"
+        self._num_watches += 1
+        return Watch(self._agreement, self._times_ms[plain], self._times_ms[way], self._num_watches)
+
+    def _measure_again(self) -> None:
+        """The choice and one batch."""
+        assert self.chosen is not None, "it was watched"
+        self._calibration = Calibration([Way(Moves.ONE), self.chosen])
+        self.chosen = self._watch = None
+        self._samples.clear()
+        self.reason = "its launches have come to take longer than one batch took; both are measured again"
 
     def report(self) -> BatchesReport:
         """What is known so far. Waits for the GPU where a recorded run is told for the first time."""

@@ -1,0 +1,57 @@
+"""A choice that is as fast as the host launches it: whether one batch has become faster meanwhile.
+
+A host does not keep its speed. (Two H200 in a virtual machine: one core of an idle machine launched 400 small kernels in 2.8 ms or
+in 4.1, for a tenth of a second or for minutes. Interleaved experts took 14.3 ms in ten seconds of measuring, and 18.3 in most steps
+after that; one batch, which waits for the GPU, took 15.4 in all of them.)
+
+Ranks leave their figures in the store of their process group, and read them a window of steps later: none waits for another one,
+nor for its GPU.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch.distributed as dist
+
+from crossfade.batches.agreement import Agreement
+from crossfade.batches.calibration import Launches, Way
+
+WINDOW_MS = 1000.0
+LEAST_STEPS = 16
+
+
+class Watch:
+    """One rank's side. All ranks make their watches in one order, and begin equally many steps.
+
+    Args:
+        agreement: with the other ranks.
+        limit_ms: what a step of one batch took.
+        step_ms: what a step of the choice took. Both are alike on all ranks.
+        number: of this watch of one kind of call, from 1: each next one has windows twice as long, since measuring costs steps too.
+    """
+
+    def __init__(self, agreement: Agreement, limit_ms: float, step_ms: float, number: int) -> None:
+        self._agreement = agreement
+        self._limit_ms = limit_ms
+        self.window = max(LEAST_STEPS, math.ceil(WINDOW_MS / step_ms)) << (number - 1)
+        self._place = agreement.new_place()
+        self._num_steps = 0
+        self._launches = Launches()
+
+    def note_launches(self, way: Way, host_ms: float, num_not_replayed: int = 0) -> None:
+        """A step's. As of `Calibration`; the way is the choice."""
+        self._launches.add(host_ms)
+
+    def is_slow(self) -> bool:
+        """A step begins. Whether launches of a whole window took longer than one batch: the same on all ranks in the same step."""
+        self._num_steps += 1
+        number, left = divmod(self._num_steps, self.window)
+        if left:
+            return False
+        taken_ms, self._launches = self._launches.mean_ms() or 0.0, Launches()
+        try:
+            self._agreement.leave(self._place, number, taken_ms)
+            return number > 1 and self._agreement.largest(self._place, number - 1) > self._limit_ms
+        except dist.DistNetworkError:  # the process that had the store has ended, and waits for nobody
+            return False

@@ -1,0 +1,199 @@
+"""Cases of a host that becomes slow when a way that it binds is chosen."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from crossfade.batches import calibration, interleave, interleaved, tuner, watch
+from crossfade.batches.agreement import Agreement
+from crossfade.batches.calibration import Moves, Way
+from crossfade.batches.parts import current_part
+from crossfade.batches.spans import mark
+from crossfade.batches.tuner import Tuner
+from crossfade.batches.watch import Watch
+from crossfade.errors import BatchesError
+from tests.helpers.batches_models import all_sum
+from tests.helpers.ranks import Case
+
+NUM_ROWS = 8
+FAST_MS, SLOW_MS, WHOLE_MS = 2.0, 60.0, 24.0
+SHORT_WINDOW = 4
+
+
+class Slowing(nn.Module):
+    """A batch by itself takes the device long; an interleaved one takes the host as long as it is told, and the device hardly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part_ms = FAST_MS
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if current_part() is not None:
+            time.sleep(self.part_ms / 1e3)
+        elif x.is_cuda:
+            busy: Any = torch.cuda._sleep
+            busy(int(WHOLE_MS * 1e6 * 1.5))  # cycles
+        else:
+            time.sleep(WHOLE_MS / 1e3)
+        return all_sum(x * self.scale)
+
+
+@contextmanager
+def short_measuring(device: str) -> Iterator[None]:
+    """Measuring takes tenths of a second. On a CPU, tuners believe that they are on a GPU."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name, taken_ms in (("WARM_MS", 40.0), ("_UNTIMED_MS", 8.0), ("_TIMED_MS", 8.0)):
+            patched.setattr(calibration, name, taken_ms)
+        patched.setattr(watch, "WINDOW_MS", 1.0)
+        patched.setattr(watch, "LEAST_STEPS", SHORT_WINDOW)
+        if device != "cuda":
+            patched.setattr(Tuner, "on_gpu", True)
+            patched.setattr(Tuner, "_read_clock", lambda self, step: None)
+            patched.setattr(tuner, "mark", lambda *, on_gpu: mark(on_gpu=False))
+            patched.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
+            patched.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        yield
+
+
+def _until(handle: Any, step: Callable[[], Any], *, is_settled: bool, most: int = 400) -> int:
+    """How many steps it took until the ways are measured, or a way is chosen."""
+    for number in range(1, most):
+        step()
+        if handle.report().is_settled is is_settled:
+            return number
+    raise AssertionError(f"{most} steps later: {handle.report()}")
+
+
+def _all_said(own: object) -> None:
+    said: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(said, own)
+    assert len({str(each) for each in said}) == 1, said
+
+
+def _handle(model: Slowing, device: str) -> tuple[Any, Callable[[], None]]:
+    """A handle, and a training step of it whose result is checked."""
+    x = torch.arange(NUM_ROWS * 2.0, device=device).view(NUM_ROWS, 2)
+    handle = interleave(model)
+
+    def step() -> None:
+        model.zero_grad()
+        output = handle(x)
+        assert torch.equal(output, x * dist.get_world_size())
+        output.sum().backward()
+        assert model.scale.grad is not None
+        assert model.scale.grad.item() == x.sum().item() * dist.get_world_size()
+
+    return handle, step
+
+
+def _whole_steps(model: Slowing, device: str) -> tuple[Any, Callable[[], None]]:
+    x = torch.arange(NUM_ROWS * 2.0, device=device).view(NUM_ROWS, 2)
+    steps = interleaved()
+
+    def loss_of(rows: Tensor) -> Tensor:
+        total: Tensor = model(rows).sum()
+        return total
+
+    def step() -> None:
+        model.zero_grad()
+        with steps as run:
+            for half in (x[:3], x[3:]):
+                run(loss_of, half)
+            loss = run.backward()
+        assert loss.item() == x.sum().item() * dist.get_world_size() / 2
+
+    return steps, step
+
+
+def a_host_that_becomes_slow(device: str) -> None:
+    """One rank's: all go back to one batch in the same step."""
+    model = Slowing().to(device)
+    with short_measuring(device):
+        handle, step = _handle(model, device)
+        _until(handle, step, is_settled=True)
+        chosen = handle.report().way
+        assert chosen != "one batch", handle.report()
+        for _ in range(3 * SHORT_WINDOW):
+            step()
+        assert handle.report().is_settled, "it is as fast as it was"
+        if dist.get_rank() == dist.get_world_size() - 1:
+            model.part_ms = SLOW_MS
+        numbers = [_until(handle, step, is_settled=False)]
+        assert numbers[0] <= 3 * SHORT_WINDOW + 1
+        assert "are measured again" in handle.report().reason
+        numbers.append(_until(handle, step, is_settled=True))
+        report = handle.report()
+        assert report.way == "one batch", report
+        assert set(report.measured_ms) == {"one batch", chosen}
+        for _ in range(3 * SHORT_WINDOW):
+            step()
+        assert handle.report().is_settled
+        _all_said(numbers)
+
+
+def a_host_that_is_slow_for_a_moment(device: str) -> None:
+    """The way stays, and is asked half as often."""
+    model = Slowing().to(device)
+    with short_measuring(device):
+        steps, step = _whole_steps(model, device)
+        _until(steps, step, is_settled=True)
+        assert steps.report().way != "one batch", steps.report()
+        for number in range(2):
+            assert steps._last._watch.window == SHORT_WINDOW << number
+            model.part_ms = SLOW_MS
+            numbers = [_until(steps, step, is_settled=False)]
+            model.part_ms = FAST_MS
+            numbers.append(_until(steps, step, is_settled=True))
+            assert steps.report().way != "one batch", steps.report()
+            _all_said(numbers)
+
+
+def watches_that_agree(device: str) -> None:
+    """However fast each rank is, and with the pauses it has: they come to one answer in one step."""
+    own = random.Random(dist.get_rank())
+    agreement, shared = Agreement(None, timeout_s=20), random.Random("shared")
+    for _ in range(40):
+        step_ms, limit_ms = shared.choice([20.0, 300.0]), shared.choice([1.0, 5.0, 9.0])
+        number, way = shared.choice([1, 2]), Way(Moves.GROUPS)
+        watched, answers = Watch(agreement, limit_ms, step_ms, number), list[int]()
+        for step in range(shared.randint(1, 500)):
+            if watched.is_slow():
+                answers.append(step)
+            for _ in range(own.choice([0, 1, 1, 2])):
+                watched.note_launches(way, own.uniform(0.0, 10.0))
+            if own.random() < 0.005:
+                time.sleep(0.01)
+        _all_said(answers)
+
+
+def a_rank_that_is_far_ahead(device: str) -> None:
+    agreement, rank = Agreement(None, timeout_s=0.3), dist.get_rank()
+    place = agreement.new_place()
+    agreement.leave(place, 1, float(rank))
+    dist.barrier()
+    agreement.leave(place, 2, 0.0)
+    assert agreement.largest(place, 1) == dist.get_world_size() - 1
+    dist.barrier()
+    if rank == 0:
+        with pytest.raises(BatchesError, match="rank 0 is far ahead"):
+            agreement.largest(place, 3)
+    dist.barrier()
+
+
+WATCHES: dict[str, Case] = {
+    "a_host_that_becomes_slow": a_host_that_becomes_slow,
+    "a_host_that_is_slow_for_a_moment": a_host_that_is_slow_for_a_moment,
+    "watches_that_agree": watches_that_agree,
+    "a_rank_that_is_far_ahead": a_rank_that_is_far_ahead,
+}

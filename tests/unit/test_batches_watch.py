@@ -1,0 +1,121 @@
+"""A tuner that believes it is on a GPU, whose host becomes slow."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+pytest.importorskip("torch", reason="batches are torch's")
+
+import torch
+import torch.distributed as dist
+
+from crossfade.batches import tuner
+from crossfade.batches.calibration import Moves, Way
+from crossfade.batches.watch import LEAST_STEPS
+
+ONE, GROUPS, _ = (Way(moves) for moves in Moves)
+TAKEN_MS = {ONE: 1300.0, GROUPS: 1000.0}
+
+
+class Alone:
+    """The agreement of a rank with itself."""
+
+    group = None
+    waited_s = 0.0
+
+    def __init__(self) -> None:
+        self.left: dict[tuple[int, int], float] = {}
+        self.is_gone = False
+
+    def new_place(self) -> int:
+        return len(self.left)
+
+    def leave(self, place: int, number: int, value: float) -> None:
+        if self.is_gone:
+            raise dist.DistNetworkError("Broken pipe")
+        self.left[place, number] = value
+
+    def largest(self, place: int, number: int) -> float:
+        return self.left[place, number]
+
+
+class Host:
+    """Makes steps of a tuner. Its launches of the interleaved way take ``launches_ms``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, watches: bool = True) -> None:
+        self.agreement = Alone()
+        self.launches_ms = 950.0
+        self.is_capturing = False
+        self._now: list[Way] = [ONE]
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)
+        monkeypatch.setattr(tuner.Tuner, "_read_clock", lambda tuner, step: None)
+        monkeypatch.setattr(tuner, "line_up", lambda group, device: None)
+        monkeypatch.setattr(tuner, "maximum", lambda values, group, device: values)
+        monkeypatch.setattr(tuner, "us_between", lambda begin, end: end)
+        monkeypatch.setattr(tuner, "mark", lambda *, on_gpu: 1e3 * TAKEN_MS[self._now[0]])
+        self.tuner = tuner.Tuner([ONE, GROUPS], "", cast(Any, self.agreement), "cuda", 2, watches=watches)
+
+    def begin(self) -> tuner.Step:
+        step = self.tuner.begin()
+        self._now[0] = step.way
+        step.began_s -= self.launches_ms / 1e3 if step.way == GROUPS else 0.0
+        return step
+
+    def settle(self) -> None:
+        while self.tuner.chosen is None:
+            self.tuner.finish(self.begin(), torch.zeros(1), None)
+
+    def steps(self, number: int) -> None:
+        for _ in range(number):
+            self.tuner.finish(self.begin(), torch.zeros(1), None)
+
+
+def test_a_way_whose_host_became_slow_gives_way_to_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch)
+    host.settle()
+    assert host.tuner.chosen == GROUPS
+    host.steps(4 * LEAST_STEPS)
+    assert host.tuner.chosen == GROUPS
+    host.launches_ms = 1700.0
+    host.steps(2 * LEAST_STEPS)
+    assert host.tuner.chosen is None
+    assert host.tuner.report().reason.startswith("its launches have come to take longer")
+    host.settle()
+    assert host.tuner.chosen == ONE
+    assert "bound by launches" in host.tuner.report().reason
+
+
+@pytest.mark.parametrize("why", ["shapes change", "the store is gone", "a graph is captured"])
+def test_where_ways_are_not_measured_again(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, watches=why != "shapes change")
+    host.settle()
+    host.launches_ms = 1700.0
+    host.agreement.is_gone = why == "the store is gone"
+    host.is_capturing = why == "a graph is captured"
+    host.steps(5 * LEAST_STEPS)
+    assert host.tuner.chosen == GROUPS
+    host.is_capturing = False
+    host.steps(LEAST_STEPS)
+    assert (host.tuner.chosen is None) == (why == "a graph is captured")
+
+
+def test_a_backward_behind_the_next_forward_counts_for_its_own_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two forwards, then two backwards; meanwhile measuring begins."""
+    host = Host(monkeypatch)
+    host.settle()
+    host.launches_ms = 1700.0
+    with_graphs = list[torch.Tensor]()
+    while host.tuner.chosen is not None or len(with_graphs) > 0:
+        step, output = host.begin(), torch.ones(1, requires_grad=True) * 2
+        host.tuner.finish(step, output, None)
+        with_graphs.append(output)
+        if len(with_graphs) == 2:
+            for each in with_graphs:
+                torch.autograd.backward(each)
+            with_graphs.clear()
+    host.settle()
+    assert host.tuner.chosen == ONE
