@@ -209,8 +209,9 @@ def text(rows: Sequence[dict[str, Any]], said: Sequence[str], command: str) -> s
     for row in rows:
         if "traceback" in row:
             lines += ["", f"### {row['case']}: failed", "```text", row["traceback"], "```"]
-        if row.get("side") == "crossfade" and "report" in row:
-            lines += ["", f"### {row['case']}", "```text", row["report"], "```"]
+    told = {row["case"]: row["report"] for row in rows if row.get("side") == "crossfade" and "report" in row}
+    for case, report in told.items():  # the last one, where it was measured again
+        lines += ["", f"### {case}", "```text", report, "```"]
     return "\n".join(lines) + "\n"
 
 

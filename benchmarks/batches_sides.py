@@ -178,6 +178,9 @@ class _Bench:
                     self.write(side=name, round=number, ms=taken_ms, steps=steps)
                 if number + 1 >= _LEAST_ROUNDS and slowest(time.time(), self.device) > end_s:
                     break
+            for name, side in sides.items():
+                self._settle_choice(side)  # it may have been measured again meanwhile
+                self._tell(name, side)
 
     def _truth(self) -> tuple[Tensor, list[Tensor]]:
         side = self.model if not self.case.trains else self.side("one batch")
@@ -193,8 +196,7 @@ class _Bench:
             begin = time.perf_counter()
             for _ in range(2):
                 side(self.x)
-            while not getattr(_report_of(side), "is_settled", True):  # a calibration ends in one step on all ranks
-                side(self.x)
+            self._settle_choice(side)
             output = side(self.x)
             self._settle()
             error = difference(output, wanted)
@@ -203,9 +205,16 @@ class _Bench:
             error = slowest(error, self.device)
             self.write(side=name, error=error, is_right=error < LIMIT, prepared_s=time.perf_counter() - begin)
             yield name, side
-            report = _report_of(side)
-            if report is not None:
-                self.write(side=name, way=report.way, report=str(report))
+            self._tell(name, side)
+
+    def _settle_choice(self, side: Side) -> None:
+        while not getattr(_report_of(side), "is_settled", True):  # a calibration ends in one step on all ranks
+            side(self.x)
+
+    def _tell(self, name: str, side: Side) -> None:
+        report = _report_of(side)
+        if report is not None:
+            self.write(side=name, way=report.way, report=str(report))
 
     def _settle(self) -> None:
         settle(self.device)

@@ -86,7 +86,7 @@ def test_a_way_whose_host_became_slow_gives_way_to_one_batch(monkeypatch: pytest
     assert host.tuner.report().reason.startswith("its launches have come to take longer")
     host.settle()
     assert host.tuner.chosen == ONE
-    assert "bound by launches" in host.tuner.report().reason
+    assert "its launches take 100% of that: capture" in host.tuner.report().reason
 
 
 @pytest.mark.parametrize("why", ["shapes change", "the store is gone", "a graph is captured"])

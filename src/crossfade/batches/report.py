@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from crossfade.batches.calibration import LEAST_GAIN, Moves, Way
+from crossfade.batches.calibration import HOST_BOUND, LEAST_GAIN, Moves, Way
 from crossfade.batches.spans import CollectiveSpan, exposed_us
 from crossfade.device.clocks import GpuLoad
 from crossfade.intervals import union_us
 
 MOSTLY = 0.9
-"""From this share on a step counts as bound by its launches, and communication as hidden."""
+"""From this share on communication counts as hidden."""
 
 
 @dataclass(frozen=True)
@@ -118,14 +118,14 @@ def why_no_gain(
     if counts.stops and not sum(counts.stops):
         return f"{said}; no collective could be left waiting ({', '.join(counts.atomic)})"
     launches = launches_ms.get(best, 0.0)
-    is_bound = launches >= MOSTLY * others[best]
-    hint = "" if best.is_captured else ": capture, where it is possible, removes them"
+    bound = ""
+    if launches >= HOST_BOUND * others[best]:  # they also take long where they wait for the GPU's full queue
+        bound = f"; its launches take {launches / others[best]:.0%} of that"
+        bound += "" if best.is_captured else ": capture, where it is possible, removes them"
     if load is not None and load.is_at_power_limit:
-        # Launches also take as long as the GPU where they wait for its full queue.
-        also = f"; its launches take as long{hint}" if is_bound else ""
-        return f"{said}; the GPU is at its power limit ({load}): what is hidden lowers its clock{also}"
-    if is_bound:
-        return f"{said}; it is bound by launches{hint}"
+        return f"{said}; the GPU is at its power limit ({load}): what is hidden lowers its clock{bound}"
+    if bound:
+        return said + bound
     is_open = load is None or not load.is_at_highest_clock
     power = ", or the GPU is at its power limit" if launches and is_open else ""
     return f"{said}; parts are too small to compute as fast as the whole, or contend with communication{power}"

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from crossfade.batches.agreement import Agreement
 from crossfade.batches.calibration import Launches, Way
 
-WINDOW_MS = 1000.0
+WINDOW_MS = 500.0
 LEAST_STEPS = 16
 
 
