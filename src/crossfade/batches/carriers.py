@@ -254,9 +254,10 @@ class _Done:
 
 def _future_of(out: torch.Tensor) -> torch.futures.Future[list[torch.Tensor]]:
     """As torch's works have it, on this thread's stream."""
-    future: Any = torch.futures.Future(devices=[out.device] if out.is_cuda else None)
+    future: torch.futures.Future[list[torch.Tensor]]
+    future = torch.futures.Future(devices=[out.device] if out.is_cuda else None)
     future.set_result([out])
-    return future  # type: ignore[no-any-return]
+    return future
 
 
 class _Track:
