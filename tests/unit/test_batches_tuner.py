@@ -29,6 +29,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1"))
     monkeypatch.setattr(tuner, "mark", lambda *, on_gpu: 0.0)
     monkeypatch.setattr(tuner, "us_between", lambda begin, end: 1000.0)

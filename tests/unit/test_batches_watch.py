@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,9 +13,11 @@ pytest.importorskip("torch", reason="batches are torch's")
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from crossfade.batches import tuner
 from crossfade.batches.calibration import Moves, Way
+from crossfade.batches.votes import Votes
 from crossfade.batches.watch import LEAST_STEPS
 
 ONE, GROUPS, _ = (Way(moves) for moves in Moves)
@@ -25,21 +29,11 @@ class Alone:
 
     group = None
     waited_s = 0.0
+    has_group = True
 
-    def __init__(self) -> None:
-        self.left: dict[tuple[int, int], float] = {}
-        self.is_gone = False
-
-    def new_place(self) -> int:
-        return len(self.left)
-
-    def leave(self, place: int, number: int, value: float) -> None:
-        if self.is_gone:
-            raise dist.DistNetworkError("Broken pipe")
-        self.left[place, number] = value
-
-    def largest(self, place: int, number: int) -> float:
-        return self.left[place, number]
+    def votes(self) -> Votes:
+        store = HashStore()
+        return Votes(store, 1, timedelta(seconds=1))
 
 
 class Host:
@@ -89,18 +83,60 @@ def test_a_way_whose_host_became_slow_gives_way_to_one_batch(monkeypatch: pytest
     assert "its launches take 100% of that: capture" in host.tuner.report().reason
 
 
-@pytest.mark.parametrize("why", ["shapes change", "the store is gone", "a graph is captured"])
+@pytest.mark.parametrize("why", ["shapes change", "the group is destroyed", "a graph is captured"])
 def test_where_ways_are_not_measured_again(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(monkeypatch, watches=why != "shapes change")
     host.settle()
     host.launches_ms = 1700.0
-    host.agreement.is_gone = why == "the store is gone"
+    host.agreement.has_group = why != "the group is destroyed"
     host.is_capturing = why == "a graph is captured"
     host.steps(5 * LEAST_STEPS)
     assert host.tuner.chosen == GROUPS
+
+
+def test_a_captured_call_is_no_step_of_a_watch_or_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch)
+    host.settle()
+    host.launches_ms = 1700.0
+    num_counted = 0
+    while host.tuner.chosen is not None:
+        host.is_capturing = True
+        host.steps(3)
+        host.is_capturing = False
+        host.steps(1)
+        num_counted += 1
+    assert num_counted == 2 * LEAST_STEPS
+    num_left = len(host.tuner._calibration._trials)
+    host.is_capturing = True
+    assert host.begin().way == GROUPS, "what was chosen"
     host.is_capturing = False
-    host.steps(LEAST_STEPS)
-    assert (host.tuner.chosen is None) == (why == "a graph is captured")
+    assert len(host.tuner._calibration._trials) == num_left
+    assert host.begin().way == ONE
+
+
+def test_votes_are_over_when_the_store_is_gone() -> None:
+    class Gone:
+        num_asked = 0
+
+        def add(self, key: str, value: int) -> int:
+            self.num_asked += 1
+            raise dist.DistNetworkError("Broken pipe")
+
+    store = Gone()
+    votes = Votes(store, 2, timedelta(seconds=1))
+    assert not any(votes.vote(says_yes=True) for _ in range(3))
+    assert store.num_asked == 1, "torch prints a warning each time"
+
+
+def test_no_vote_is_left_in_the_store_but_the_last_ones() -> None:
+    store = HashStore()
+    votes = [Votes(store, 3, timedelta(seconds=1)) for _ in range(3)]
+    for number in range(1, 20):
+        with ThreadPoolExecutor(3) as ranks:
+            says_yes = [number % 4 == 0 and rank == 1 for rank in range(3)]
+            answers = set(ranks.map(lambda each, says: each.vote(says_yes=says), votes, says_yes))
+        assert answers == {number % 4 == 1 and number > 1}
+    assert store.num_keys() <= 5
 
 
 def test_a_backward_behind_the_next_forward_counts_for_its_own_step(monkeypatch: pytest.MonkeyPatch) -> None:

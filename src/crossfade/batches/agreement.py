@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from crossfade.batches.following import Follower, Issued, Ranks
+from crossfade.batches.votes import Votes
 from crossfade.errors import BatchesError
 
 if TYPE_CHECKING:
@@ -51,19 +52,24 @@ class Agreement:
         self._numbers: dict[Ranks, int] = {}  # of comparisons, within and between runs
         self._epoch = 0  # counts runs, and the times between them: equal on all ranks, whatever each has compared
         self._last_keys: dict[Ranks, str] = {}  # in the store, by this rank; deleted when it writes the next one
-        self._places = itertools.count()
+        self._num_votes = itertools.count()
         self._follower = Follower(self._store, self._ranks, dist.get_rank(), timeout_s)
 
     @property
     def group(self) -> ProcessGroup:
         """A `BatchesError` if it is destroyed."""
-        inside: Any = dist.distributed_c10d
         group = self._group()
-        if group is None or group not in inside._world.pg_map:
+        if group is None or not self.has_group:
             raise BatchesError(
                 "the process group of the earlier calls is destroyed", hint="interleave the module again"
             )
         return group
+
+    @property
+    def has_group(self) -> bool:
+        """Whether it is not destroyed."""
+        inside: Any = dist.distributed_c10d
+        return self._group() in inside._world.pg_map
 
     @property
     def waited_s(self) -> float:
@@ -99,35 +105,11 @@ class Agreement:
                     hint="the ranks' inputs or control flow differ; interleave(per_shape=False) allows inputs of different shapes",
                 )
 
-    def new_place(self) -> int:
-        """Of figures that the ranks leave for each other. All ranks ask for them in one order."""
-        return next(self._places)
-
-    def leave(self, place: int, number: int, value: float) -> None:
-        """This rank's figure of this number. No rank waits here."""
-        self._store.set(f"left {place} {number} {dist.get_rank()}", repr(value))
-
-    def largest(self, place: int, number: int) -> float:
-        """The largest that a rank has left. They ask for all of them, in order, each when they have left the next one.
-
-        Raises:
-            BatchesError: a rank does not leave its figure in time.
-            torch.distributed.DistNetworkError: the store is gone.
-        """
-        keys = [f"left {place} {number} {rank}" for rank in self._ranks]
-        try:
-            self._store.wait(keys, self._limit)
-        except dist.DistNetworkError:
-            raise
-        except (RuntimeError, ValueError):
-            raise BatchesError(
-                f"rank {dist.get_rank()} is far ahead of the others: {self._limit.total_seconds():g} s later some of {self._ranks} "
-                "have not made the calls that it has made",
-                hint="all ranks of the group call the handle equally often",
-            ) from None
-        # All have left this one, so they have read the one before the last.
-        self._store.delete_key(f"left {place} {number - 2} {dist.get_rank()}")
-        return max(float(each) for each in self._store.multi_get(keys))
+    def votes(self) -> Votes:
+        """New ones. All ranks make them in one order."""
+        inside: Any = dist.distributed_c10d
+        store = inside.PrefixStore(f"votes {next(self._num_votes)}", self._store)
+        return Votes(store, len(self._ranks), self._limit)
 
     @contextmanager
     def following(self, order: Mapping[ProcessGroup | None, Sequence[Issued]]) -> Iterator[None]:

@@ -35,7 +35,8 @@ def interleave(
 
     The first calls of each kind (shapes, types, training or not) measure the ways, at most 12 calls; on GPUs those that are close,
     or bound by their launches, are compared once more for ten seconds of calls. Then all ranks settle on the fastest, and on the
-    whole batch where no other wins by 2 %. All ranks of the group call it equally often.
+    whole batch where no other wins by 2 %. A choice that its launches bind is measured again where the host has become too slow
+    for it. All ranks of the group call it equally often.
 
     Args:
         module: any; it is not changed. Its collectives are those of torch.distributed, functional ones and DTensor's included;
@@ -77,7 +78,7 @@ def interleave(
     _refuse_other_groups(group)
     if capture and not per_shape:
         raise ValueError("capture=True and per_shape=False\nhint: a graph has fixed shapes: leave one of them out")
-    runner = Runner(num_batches, group, Moves.of(way), capture, max_ctas, timeout_s, per_shape=per_shape)
+    runner = Runner(num_batches, group, Moves.of(way), capture, max_ctas, timeout_s, watches=per_shape)
     return Interleaved(module, runner, split or split_batch, join or join_outputs, per_shape=per_shape)
 
 

@@ -43,7 +43,10 @@ _MODES: tuple[Callable[[], object], ...] = (
 
 
 class Runner:
-    """What the calls of one handle share: streams, carriers, and the agreement with the other ranks."""
+    """What the calls of one handle share: streams, carriers, and the agreement with the other ranks.
+
+    ``watches``: whether a choice is watched, of whose calls all take the same time on a host of the same speed.
+    """
 
     def __init__(
         self,
@@ -54,10 +57,10 @@ class Runner:
         max_ctas: int | None,
         timeout_s: float,
         *,
-        per_shape: bool,
+        watches: bool,
     ) -> None:
         self.num_batches = num_batches
-        self._per_shape = per_shape
+        self._watches = watches
         self._fixed = fixed
         self.captures = capture
         self.agreement: Agreement | None = None  # made at the first call: a process group need not be there before
@@ -87,8 +90,7 @@ class Runner:
             every += [Way(moves, is_captured=True) for moves in ways]
         elif captures:
             every = [Way(moves, is_captured=True) for moves in ways]
-        # Calls of other shapes take other times, however fast the host is.
-        return Tuner(every, reason, self.agreement, device, self.num_batches, watches=self._per_shape)
+        return Tuner(every, reason, self.agreement, device, self.num_batches, watches=self._watches)
 
     def _can_copy(self) -> bool:
         """Whether all ranks can open shared buffers. Collective."""

@@ -80,7 +80,7 @@ class InterleavedSteps:
             capture=bool(captured),
             max_ctas=max_ctas,
             timeout_s=timeout_s,
-            per_shape=per_shape,
+            watches=per_shape,
         )
         self._runners: dict[int, Runner] = {}
         self._per_shape = per_shape

@@ -115,23 +115,33 @@ class Tuner:
 
     def begin(self) -> Step:
         """The next step. When all have been measured, the ranks agree here on a way, or on more steps; a collective then."""
-        if self._watch is not None and self._watch.is_slow() and not torch.cuda.is_current_stream_capturing():
+        # A capture of the user's can time nothing, and ends as it ends on each rank: it is no step of a measurement or of a watch.
+        is_capturing = self.on_gpu and torch.cuda.is_current_stream_capturing()
+        if self._watch is not None and not is_capturing and self._watch.is_slow():
             self._measure_again()
-        trial = self._next()
-        step = Step(self.chosen or trial.way, counted_by=self._watch)  # type: ignore[union-attr]
+        trial = None if is_capturing else self._next()
+        step = Step(self.chosen or Way(self._best().moves) if trial is None else trial.way)
         if trial is not None:
             step.is_timed, step.lines_up = trial.is_timed, trial.lines_up
             step.counted_by = self._calibration if trial.counts_launches else None
             if trial.begins_idle:
                 torch.cuda.current_stream().synchronize()  # not the device: a receive of the user's may wait for this call
+        elif not is_capturing:
+            step.counted_by = self._watch
         is_interleaved = step.way.moves is not Moves.ONE
         step.is_checked = is_interleaved and step.way not in self._is_checked and not step.way.is_captured
         self._is_checked.add(step.way)
         step.records = (
-            trial is None and is_interleaved and not (step.is_checked or self._has_recorded or step.way.is_captured)
+            trial is None
+            and is_interleaved
+            and not (step.is_checked or self._has_recorded or step.way.is_captured or is_capturing)
         )
         self.restart(step)
         return step
+
+    def _best(self) -> Way:
+        """The choice, or what is the best so far."""
+        return self.chosen or (choose(self._times_ms) if self._times_ms else Way(Moves.ONE))
 
     def _next(self) -> Trial | None:
         """The next step to measure; None when a way is chosen."""
@@ -291,14 +301,15 @@ class Tuner:
         """The choice and one batch."""
         assert self.chosen is not None, "it was watched"
         self._calibration = Calibration([Way(Moves.ONE), self.chosen])
-        self.chosen = self._watch = None
+        self.chosen = self._watch = self._recorded = None
+        self._has_recorded = False
         self._samples.clear()
         self.reason = "its launches have come to take longer than one batch took; both are measured again"
 
     def report(self) -> BatchesReport:
         """What is known so far. Waits for the GPU where a recorded run is told for the first time."""
         said = BatchesReport(
-            way=str(self.chosen or (choose(self._times_ms) if self._times_ms else Way(Moves.ONE))),
+            way=str(self._best()),
             reason=self.reason,
             is_settled=self.chosen is not None,
             num_batches=self._num_batches,
@@ -342,5 +353,6 @@ def _around_backward(output: Any, begin: Callable[[], Any], end: Callable[[], An
         begin()
         engine.queue_callback(end)
 
-    hook = hooked.register_hook(act)
+    unserializable: Any = torch.utils.hooks.unserializable_hook  # torch.save of the output would warn of it
+    hook = hooked.register_hook(unserializable(act))
     return True

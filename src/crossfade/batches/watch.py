@@ -4,15 +4,13 @@ A host does not keep its speed. (Two H200 in a virtual machine: one core of an i
 in 4.1, for a tenth of a second or for minutes. Interleaved experts took 14.3 ms in ten seconds of measuring, and 18.3 in most steps
 after that; one batch, which waits for the GPU, took 15.4 in all of them.)
 
-Ranks leave their figures in the store of their process group, and read them a window of steps later: none waits for another one,
-nor for its GPU.
+Each rank votes at the end of a window of steps, and reads the votes at the end of the next one: none waits for another one, nor for
+its GPU.
 """
 
 from __future__ import annotations
 
 import math
-
-import torch.distributed as dist
 
 from crossfade.batches.agreement import Agreement
 from crossfade.batches.calibration import Launches, Way
@@ -24,18 +22,21 @@ LEAST_STEPS = 16
 class Watch:
     """One rank's side. All ranks make their watches in one order, and begin equally many steps.
 
+    Steps whose backward never comes are not seen.
+
     Args:
         agreement: with the other ranks.
         limit_ms: what a step of one batch took.
         step_ms: what a step of the choice took. Both are alike on all ranks.
-        number: of this watch of one kind of call, from 1: each next one has windows twice as long, since measuring costs steps too.
+        number: how many watches this kind of call has had, with this one: each has windows twice as long as the one before, since
+            to measure again costs steps.
     """
 
     def __init__(self, agreement: Agreement, limit_ms: float, step_ms: float, number: int) -> None:
         self._agreement = agreement
+        self._votes = agreement.votes()
         self._limit_ms = limit_ms
         self.window = max(LEAST_STEPS, math.ceil(WINDOW_MS / step_ms)) << (number - 1)
-        self._place = agreement.new_place()
         self._num_steps = 0
         self._launches = Launches()
 
@@ -44,14 +45,12 @@ class Watch:
         self._launches.add(host_ms)
 
     def is_slow(self) -> bool:
-        """A step begins. Whether launches of a whole window took longer than one batch: the same on all ranks in the same step."""
+        """A step begins. Whether launches of a whole window took longer than one batch: the same on all ranks in the same step.
+
+        A choice cannot be measured again, and is not slow, where its process group is destroyed.
+        """
         self._num_steps += 1
-        number, left = divmod(self._num_steps, self.window)
-        if left:
+        if self._num_steps % self.window or not self._agreement.has_group:
             return False
         taken_ms, self._launches = self._launches.mean_ms() or 0.0, Launches()
-        try:
-            self._agreement.leave(self._place, number, taken_ms)
-            return number > 1 and self._agreement.largest(self._place, number - 1) > self._limit_ms
-        except dist.DistNetworkError:  # the process that had the store has ended, and waits for nobody
-            return False
+        return self._votes.vote(says_yes=taken_ms > self._limit_ms)
