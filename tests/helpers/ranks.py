@@ -224,6 +224,11 @@ def run_cases(
     return said
 
 
+def missing(case: Case) -> str:
+    """A package that a case `needs` and that is not installed, if there is one."""
+    return next((module for module in getattr(case, "needs", ()) if find_spec(module) is None), "")
+
+
 def suite(
     cases: Mapping[str, Case], num_ranks: int, device: str = "cpu", *, limit_s: float, interprets: bool = False
 ) -> type:
@@ -242,9 +247,8 @@ def suite(
         @pytest.mark.timeout(limit_s + 20)
         @pytest.mark.parametrize("name", cases)
         def test_every_rank(self, team: Team, name: str) -> None:
-            for module in getattr(cases[name], "needs", ()):
-                if find_spec(module) is None:
-                    pytest.skip(f"pip install {module}")
+            if module := missing(cases[name]):
+                pytest.skip(f"pip install {module}")
             for rank, answer in enumerate(team.run(name, limit_s)):
                 assert answer == "ok", f"rank {rank}: {answer}"
 
