@@ -77,7 +77,7 @@ def test_a_way_whose_host_became_slow_gives_way_to_one_batch(monkeypatch: pytest
     host.launches_ms = 1700.0
     host.steps(2 * LEAST_STEPS)
     assert host.tuner.chosen is None
-    assert host.tuner.report().reason.startswith("its launches have come to take longer")
+    assert host.tuner.report().reason.startswith("its launches have become slower than one batch")
     host.settle()
     assert host.tuner.chosen == ONE
     assert "its launches take 100% of that: capture" in host.tuner.report().reason
@@ -140,7 +140,7 @@ def test_no_vote_is_left_in_the_store_but_the_last_ones() -> None:
 
 
 def test_a_backward_behind_the_next_forward_counts_for_its_own_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two forwards, then two backwards; meanwhile measuring begins."""
+    """Two forwards, then two backwards; the second calibration begins between them."""
     host = Host(monkeypatch)
     host.settle()
     host.launches_ms = 1700.0

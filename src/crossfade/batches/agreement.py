@@ -106,7 +106,7 @@ class Agreement:
                 )
 
     def votes(self) -> Votes:
-        """New ones. All ranks make them in one order."""
+        """A new sequence of questions to vote on. All ranks call this in one order."""
         inside: Any = dist.distributed_c10d
         store = inside.PrefixStore(f"votes {next(self._num_votes)}", self._store)
         return Votes(store, len(self._ranks), self._limit)

@@ -95,7 +95,7 @@ class _Timed(NamedTuple):
 
 
 class Launches:
-    """Of steps of one way: how long they took the CPU."""
+    """How long the CPU took to launch steps of one way."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -230,7 +230,7 @@ class Calibration:
 
 
 def is_host_bound(way: Way, taken_ms: float, launches_ms: float) -> bool:
-    """Whether an eager interleaved way may be as fast as the host launches it, and no faster."""
+    """Whether launches take so much of an eager interleaved way's time that a slower host makes it slower."""
     return way.moves is not Moves.ONE and not way.is_captured and launches_ms >= HOST_BOUND * taken_ms
 
 

@@ -45,7 +45,7 @@ _MODES: tuple[Callable[[], object], ...] = (
 class Runner:
     """What the calls of one handle share: streams, carriers, and the agreement with the other ranks.
 
-    ``watches``: whether a choice is watched, of whose calls all take the same time on a host of the same speed.
+    ``watches``: whether a choice is measured again where its launches have become slow; not where shapes differ from call to call.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ class Step:
         is_timed: it counts in the calibration.
         lines_up: it begins for all ranks at once.
         records: the spans of its collectives are recorded.
-        counted_by: has its launches; None where they do not count.
+        counted_by: adds up the times of launches; None where this step's do not count.
         host_s: how long its launches took, without what this rank waited for others.
         num_not_replayed: how many of its collectives were not replayed, though they could have been.
         begin, end: its time; the end may move to the end of its backward.
@@ -62,7 +62,7 @@ class Tuner:
         agreement: with the other ranks; None where there are none.
         device: where the tensors are: ``"cpu"`` or ``"cuda"``.
         num_batches: for the report.
-        watches: measure again where a choice that is bound by the host has become slow.
+        watches: measure again where the launches of the choice have become slower than one batch.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Tuner:
 
     def begin(self) -> Step:
         """The next step. When all have been measured, the ranks agree here on a way, or on more steps; a collective then."""
-        # A capture of the user's can time nothing, and ends as it ends on each rank: it is no step of a measurement or of a watch.
+        # Nothing can be timed while the user captures a graph, and a rank may repeat its capture alone: such calls are not counted.
         is_capturing = self.on_gpu and torch.cuda.is_current_stream_capturing()
         if self._watch is not None and not is_capturing and self._watch.is_slow():
             self._measure_again()
@@ -287,7 +287,7 @@ class Tuner:
             self.reason = f"it takes {self._times_ms[self.chosen] / single:.3f} of one batch's time"
 
     def _new_watch(self) -> Watch | None:
-        """Of a choice that one batch may be faster than in the next moment."""
+        """Watches the choice if a slower host would make one batch faster than it; None if not."""
         way, plain = self.chosen, Way(Moves.ONE)
         if way is None or not self._watches or plain not in self._times_ms:
             return None
@@ -298,13 +298,13 @@ class Tuner:
         return Watch(self._agreement, self._times_ms[plain], self._times_ms[way], self._num_watches)
 
     def _measure_again(self) -> None:
-        """The choice and one batch."""
+        """Starts another calibration, of the choice and of one batch."""
         assert self.chosen is not None, "it was watched"
         self._calibration = Calibration([Way(Moves.ONE), self.chosen])
         self.chosen = self._watch = self._recorded = None
         self._has_recorded = False
         self._samples.clear()
-        self.reason = "its launches have come to take longer than one batch took; both are measured again"
+        self.reason = "its launches have become slower than one batch; both are measured again"
 
     def report(self) -> BatchesReport:
         """What is known so far. Waits for the GPU where a recorded run is told for the first time."""

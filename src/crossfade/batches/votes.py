@@ -1,6 +1,6 @@
-"""Yes or no of all ranks, on one question after the other.
+"""Votes of all ranks, yes or no, on a sequence of questions.
 
-An answer is read when the next question comes, so that nobody waits for it.
+A rank reads the outcome of a question when it votes on the next one, so that no rank waits for a slower one.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import torch.distributed as dist
 from crossfade.errors import BatchesError
 
 _YES = 1 << 32
-"""Votes are counted in one number: all of them below this, and those that say yes from it on."""
+"""One counter has both numbers: of all votes in its lower 32 bits, of those that say yes above them."""
 
 
 class Votes:
-    """One rank's side. All ranks vote on the same questions in the same order.
+    """Casts one rank's votes. All ranks vote on the same questions in the same order.
 
     A vote is two or three short messages to the store, however many ranks there are.
 
     Args:
         store: of torch.distributed; with a prefix of its own.
         num_ranks: that vote.
-        limit: how long a rank waits for one that is a whole question behind.
+        limit: how long a rank waits for the others' votes on the previous question.
     """
 
     def __init__(self, store: Any, num_ranks: int, limit: timedelta) -> None:
@@ -65,8 +65,8 @@ class Votes:
             raise
         except (RuntimeError, ValueError):
             raise BatchesError(
-                f"rank {dist.get_rank()} is far ahead of the others: {self._limit.total_seconds():g} s later some have not made "
-                "the calls that it has made",
+                f"rank {dist.get_rank()} has waited {self._limit.total_seconds():g} s for other ranks, which have made fewer "
+                "calls of this kind",
                 hint="all ranks of the group make the same calls; interleave(per_shape=False) allows inputs of different shapes",
             ) from None
         return int(self._store.get(key)) > 0

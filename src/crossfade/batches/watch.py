@@ -1,6 +1,6 @@
-"""A choice that is as fast as the host launches it: whether one batch has become faster meanwhile.
+"""Detects that the launches of a chosen way have become slower than one batch.
 
-A host does not keep its speed. (Two H200 in a virtual machine: one core of an idle machine launched 400 small kernels in 2.8 ms or
+The speed of a host changes. (Two H200 in a virtual machine: one core of an idle machine launched 400 small kernels in 2.8 ms or
 in 4.1, for a tenth of a second or for minutes. Interleaved experts took 14.3 ms in ten seconds of measuring, and 18.3 in most steps
 after that; one batch, which waits for the GPU, took 15.4 in all of them.)
 
@@ -20,9 +20,9 @@ LEAST_STEPS = 16
 
 
 class Watch:
-    """One rank's side. All ranks make their watches in one order, and begin equally many steps.
+    """Adds up the launches of a chosen way on one rank. All ranks make their watches in one order, and begin equally many steps.
 
-    Steps whose backward never comes are not seen.
+    A step whose output has gradients counts when its backward has ended, and not at all without one.
 
     Args:
         agreement: with the other ranks.
@@ -45,9 +45,10 @@ class Watch:
         self._launches.add(host_ms)
 
     def is_slow(self) -> bool:
-        """A step begins. Whether launches of a whole window took longer than one batch: the same on all ranks in the same step.
+        """Called when a step begins. Whether, on some rank, the launches of the window before the last took longer than one batch.
 
-        A choice cannot be measured again, and is not slow, where its process group is destroyed.
+        The answer is the same on all ranks in the same step. It is no where the process group is destroyed: nothing can be measured
+        then.
         """
         self._num_steps += 1
         if self._num_steps % self.window or not self._agreement.has_group:
