@@ -20,7 +20,7 @@ from crossfade import interrupted
 from crossfade.api import session as sessions
 from crossfade.host.sockets import Connection
 from tests.helpers.footprint import footprint
-from tests.helpers.interrupt_storm import storm
+from tests.helpers.interrupt_storm import LEAST_CUTS, USES, storm
 from tests.helpers.signals import send, sent_once
 
 
@@ -119,14 +119,14 @@ def interrupted_after(sends: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_storm_of_interrupts_loses_no_actor_and_no_value() -> None:
-    counts = storm("SIGINT", 5.0, 1)
-    assert min(counts["done"][use] for use in ("execute", "get", "drop", "remote", "put", "teardown")) > 0
-    assert sum(counts["cut"].values()) > 50
+    counts = storm("SIGINT", 3.0, 1)
+    assert counts["done"].keys() >= set(USES)
+    assert sum(counts["cut"].values()) > LEAST_CUTS
 
 
 def test_a_storm_of_a_handler_s_own_errors_loses_no_actor_and_mixes_no_values() -> None:
-    counts = storm("SIGALRM", 5.0, 2)
-    assert sum(counts["cut"].values()) > 50
+    counts = storm("SIGALRM", 3.0, 2)
+    assert sum(counts["cut"].values()) > LEAST_CUTS
 
 
 @pytest.mark.parametrize("sends", [1, 2])

@@ -36,7 +36,7 @@ _DUMPED_S = 10.0  # for that
 
 
 def storm(kind: str, duration_s: float, seed: int) -> dict[str, Any]:
-    """A storm of that signal, for so long, in which nothing is lost and the program does not hang."""
+    """A storm of that signal, for so long at least, in which nothing is lost and the program does not hang."""
     command = ("-X", "faulthandler", "-m", "tests.helpers.interrupt_storm", kind, str(duration_s), str(seed))
     ran = python(*command, timeout_s=duration_s + _MARGIN_S + _DUMPED_S)
     assert ran.returncode == 0, f"seed {seed}: {ran.returncode}\n{ran.stderr}"
@@ -51,6 +51,8 @@ LIMIT_S = 60.0
 ON_ITS_WAY_S = 0.05
 LARGE_BYTES = 300_000
 MAX_INFLIGHT = 4
+USES = ("execute", "get", "drop", "remote", "put", "teardown")
+LEAST_CUTS = 50
 
 _SENDER = """
 import os, random, sys, time
@@ -290,11 +292,11 @@ class Program:
         assert got is None or (got[0] == number and bytes(got[1]).strip(bytes([number % 251])) == b""), (number, got[0])
 
     def run(self, duration_s: float) -> None:
-        """Uses crossfade for so long, and looks at what has become of everything."""
+        """Uses crossfade for so long, and until it has done and cut enough, and looks at what has become of everything."""
         uses = [self.execute] * 12 + [self.get] * 8 + [self.remote] * 8 + [self.put] * 2
         uses += [self.compile, self.teardown, self.with_block, self.drop]
         end_s = time.monotonic() + duration_s
-        while time.monotonic() < end_s:
+        while time.monotonic() < end_s or not self.done.keys() >= set(USES) or self.cut.total() <= LEAST_CUTS:
             self.rng.choice(uses)()
         self.teardown()
         while self.calls:
