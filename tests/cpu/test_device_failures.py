@@ -138,7 +138,7 @@ def test_an_actor_without_graphs_between_devices_is_not_asked(actors: list[Any])
 def test_an_exception_in_asking_is_printed_and_ends_nothing(actors: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     failing, other, _ = actors
     graph = edge(failing, other, "copy")
-    said = io.StringIO()  # pytest's own would lose what comes while it is read
+    said = io.StringIO()  # pytest's capture may drop what is written while it is being read
     monkeypatch.setattr(sys, "stderr", said)
     crossfade.get(failing.raise_when_asked.remote())
     while "nobody foresaw this" not in said.getvalue():

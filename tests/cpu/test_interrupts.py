@@ -119,13 +119,13 @@ def interrupted_after(sends: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_storm_of_interrupts_loses_no_actor_and_no_value() -> None:
-    counts = storm("SIGINT", 3.0, 1)
+    counts = storm("SIGINT", 5.0, 1)
     assert counts["done"].keys() >= set(USES)
     assert sum(counts["cut"].values()) > LEAST_CUTS
 
 
 def test_a_storm_of_a_handler_s_own_errors_loses_no_actor_and_mixes_no_values() -> None:
-    counts = storm("SIGALRM", 3.0, 2)
+    counts = storm("SIGALRM", 5.0, 2)
     assert sum(counts["cut"].values()) > LEAST_CUTS
 
 

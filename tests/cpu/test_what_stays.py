@@ -89,7 +89,7 @@ def _num_heavy() -> Counter[type]:
 
 @pytest.mark.parametrize("how", ["killed", "used and killed", "leaves", "fails"])
 def test_a_dead_actor_keeps_next_to_nothing_in_the_driver(engine: str, how: str) -> None:
-    num = 200 if engine == "inline" else 5
+    num = 200 if engine == "inline" else 10
     living = Remote.remote()
     assert living.echo.remote(1).get() == 1
     for _ in range(3):

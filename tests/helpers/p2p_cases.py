@@ -342,7 +342,7 @@ CASES: dict[str, Case] = {
     )
 }
 RANDOM: dict[str, Case] = {
-    f"programs {first} to {first + 19}": partial(many_random_programs, first, 20) for first in range(0, 60, 20)
+    f"programs {first} to {first + 19}": partial(many_random_programs, first, 20) for first in range(0, 100, 20)
 }
 
 STAGED: dict[str, Case] = {name: partial(over, "staged", case) for name, case in {**CASES, **RANDOM}.items()}
