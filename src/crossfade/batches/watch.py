@@ -47,8 +47,8 @@ class Watch:
     def is_slow(self) -> bool:
         """Called when a step begins. Whether, on some rank, the launches of the window before the last took longer than one batch.
 
-        The answer is the same on all ranks in the same step. It is no where the process group is destroyed: nothing can be measured
-        then.
+        The answer is the same on all ranks in the same step. False where the process group is destroyed, since nothing can be
+        measured then.
         """
         self._num_steps += 1
         if self._num_steps % self.window or not self._agreement.has_group:
