@@ -9,8 +9,9 @@ that take its time. ``--no-peers`` has no peer access on any side: bytes go thro
 inputs of zeros, which take less power: what is slower than in turns then is so by contention.
 
 Sides: the module as it is (``one batch``); two halves by hand, by NCCL and by copy engines; crossfade after its calibration, and
-made to take either way. They take turns in an order that is drawn anew for each round. A figure is the median over rounds of the
-slowest rank's time of a step, with the lowest and the highest.
+made to take either way. They take turns in an order that is drawn anew for each round; ``--untimed-ms 300`` lets a block's way run
+for so long before the block, since at its power limit a GPU's clock takes a third of a second to follow it. A figure is the median
+over rounds of the slowest rank's time of a step, with the lowest and the highest.
 """
 
 from __future__ import annotations
@@ -57,7 +58,14 @@ def sides_of(case: Case, *, profiles: bool = False) -> list[str]:
 
 
 def run_cases(
-    cases: Sequence[Case], num_ranks: int, device: str, folder: Path, limit_s: float, *, profiles: bool = False
+    cases: Sequence[Case],
+    num_ranks: int,
+    device: str,
+    folder: Path,
+    limit_s: float,
+    *,
+    profiles: bool = False,
+    untimed_ms: float = 0.0,
 ) -> str:
     """Runs cases in one process a rank; gives what went wrong, or nothing."""
     name = cases[0].name.replace(", ", "_").replace(" ", "-")
@@ -67,7 +75,7 @@ def run_cases(
     end_s = time.time() + limit_s * 0.75
     context = mp.get_context("spawn")
     names = [case.name for case in cases]
-    args = (num_ranks, device, str(store), names, str(out), end_s, limit_s, profiles)
+    args = (num_ranks, device, str(store), names, str(out), end_s, limit_s, profiles, untimed_ms)
     processes = [context.Process(target=_work, args=(rank, *args), daemon=True) for rank in range(num_ranks)]
     for process in processes:
         process.start()
@@ -98,6 +106,7 @@ def _work(
     end_s: float,
     limit_s: float,
     profiles: bool,
+    untimed_ms: float,
 ) -> None:
     known = {each.name: each for each in [*CASES, *QUICK]} | {each.name: each for each in random_cases(device)}
     cases = [known[name] for name in names]
@@ -105,7 +114,7 @@ def _work(
         # Where a rank stands that is about to be ended.
         faulthandler.dump_traceback_later(max(1.0, limit_s - 5), file=stack)
         try:
-            work(rank, num_ranks, device, store, cases, sides_of, out, end_s, profiles=profiles)
+            work(rank, num_ranks, device, store, cases, sides_of, out, end_s, profiles=profiles, untimed_ms=untimed_ms)
         except BaseException as error:
             said = {
                 "failed": f"rank {rank}: {type(error).__name__}: {error}",
@@ -236,6 +245,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="what the host does in a step of each side")
     parser.add_argument("--no-peers", action="store_true", help="without peer access")
     parser.add_argument("--zeros", action="store_true", help="weights and inputs are zeros, below the power limit")
+    parser.add_argument("--untimed-ms", type=float, default=0, help="how long a block's way runs before the block")
     parser.add_argument("--report", action="store_true", help="write into benchmarks/reports too")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -255,7 +265,8 @@ def main() -> None:
             said.append(f"{run[0].name}: there was no time left")
             continue
         limit_s = left_s if options.random else min(options.case_limit_s, left_s)
-        failed = run_cases(run, options.ranks, device, options.out, limit_s, profiles=options.profile)
+        how: dict[str, Any] = {"profiles": options.profile, "untimed_ms": options.untimed_ms}
+        failed = run_cases(run, options.ranks, device, options.out, limit_s, **how)
         if failed:
             said.append(f"{run[0].name}: {failed}")
         shown = launches if options.profile else table
@@ -264,7 +275,9 @@ def main() -> None:
         f"--{name.replace('_', '-')}" for name in ("quick", "profile", "no_peers", "zeros") if getattr(options, name)
     ]
     flags += [
-        f"--{name.replace('_', '-')} {value}" for name in ("cases", "random") if (value := getattr(options, name))
+        f"--{name.replace('_', '-')} {value}"
+        for name in ("cases", "random", "untimed_ms")
+        if (value := getattr(options, name))
     ]
     if options.random:
         said.append(num_right(read(options.out)))

@@ -107,6 +107,16 @@ def test_the_fastest_way_is_chosen_and_one_batch_where_none_wins(medians: dict[W
     assert choose(medians) == wanted
 
 
+def test_what_was_measured_twice_is_told_apart_more_finely() -> None:
+    calibration = Calibration([ONE, GROUPS])
+    medians = {ONE: 10.0, GROUPS: 9.85}
+    assert choose(medians, calibration.least_gain) == ONE
+    calibration.add_second_comparison(medians, dict.fromkeys(medians, 1.0))
+    assert choose(medians, calibration.least_gain) == ONE, "nothing was measured in it yet"
+    calibration.note(GROUPS, 9.85, 1.0)
+    assert choose(medians, calibration.least_gain) == GROUPS
+
+
 def span(part: int, begin: float, end: float) -> CollectiveSpan:
     return CollectiveSpan(part, "all_reduce", 4, begin, end)
 

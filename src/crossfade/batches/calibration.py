@@ -1,7 +1,8 @@
 """Which way is the fastest: a few steps of each, and a choice that all ranks make alike. Pure.
 
 A calibration begins with at most `MOST_STEPS` steps. The first step of each way warms it up: communicators and buffers are made in
-it, and the ranks compare their collectives. One batch stays where no way wins by `LEAST_GAIN`.
+it, and the ranks compare their collectives. One batch stays where no way wins by `LEAST_GAIN`; after the second comparison, whose
+rows say it to half a percent, by `LEAST_GAIN_AGAIN`.
 
 Eager ways are timed one after the other, each in a row of its own steps, as it will run: a step behind one of another way takes
 another time. (Two H200, a narrow prefill: one batch 35.5 ms in turns and 33.2 in a row, since its launches begin with an idle GPU;
@@ -35,7 +36,8 @@ MOST_STEPS = 12
 MOST_ROUNDS = 4
 _NUM_UNTIMED = 2
 """Of a row: the step that warms up, and the one in which collectives that came before are captured, to be replayed later."""
-LEAST_GAIN = 0.02
+LEAST_GAIN, LEAST_GAIN_AGAIN = 0.02, 0.01
+"""By how much a way must win over one batch to be taken: by a few steps, and by the second comparison."""
 CLOSE, CLOSE_MS = 0.05, 0.25
 """Ways that take at most so much longer than the fastest one, the one or the other, are timed again."""
 HOST_BOUND, CLOSE_ON_HOST = 0.7, 0.25
@@ -135,6 +137,11 @@ class Calibration:
         self._timed: dict[Way, list[_Timed]] = {way: [] for way in ways}
         self._trials = deque(trials(ways))
         self._again: dict[Way, _Again] = {}
+
+    @property
+    def least_gain(self) -> float:
+        """By how much a way must win over one batch, by what was measured so far."""
+        return LEAST_GAIN_AGAIN if any(again.taken_ms for again in self._again.values()) else LEAST_GAIN
 
     def next(self) -> Trial | None:
         """The next step; None when all are done."""
@@ -260,9 +267,9 @@ def trials(ways: Sequence[Way]) -> list[Trial]:
     return steps + [Trial(way, is_timed=True, lines_up=True) for _ in range(rounds) for way in captured]
 
 
-def choose(times_ms: Mapping[Way, float]) -> Way:
-    """The fastest way; one batch (the fastest of those) where no other way wins by `LEAST_GAIN`."""
+def choose(times_ms: Mapping[Way, float], least_gain: float = LEAST_GAIN) -> Way:
+    """The fastest way; one batch (the fastest of those) where no other way wins by ``least_gain``."""
     single = {way: taken for way, taken in times_ms.items() if way.moves is Moves.ONE}
     best = min(times_ms, key=lambda way: times_ms[way])
     plain = min(single, key=lambda way: single[way])
-    return best if times_ms[best] * (1 + LEAST_GAIN) <= times_ms[plain] else plain
+    return best if times_ms[best] * (1 + least_gain) <= times_ms[plain] else plain

@@ -105,8 +105,9 @@ def why_no_gain(
     launches_ms: Mapping[Way, float],
     counts: Counts,
     load: GpuLoad | None = None,
+    least_gain: float = LEAST_GAIN,
 ) -> str:
-    """Why one batch is at least as fast as all other ways. ``load``: the GPU's meanwhile, if it is known."""
+    """Why no other way wins over one batch by ``least_gain``. ``load``: the GPU's meanwhile, if it is known."""
     others = {way: taken for way, taken in times_ms.items() if way.moves is not Moves.ONE}
     if not others:
         return "there is no other way here"
@@ -114,7 +115,7 @@ def why_no_gain(
         return "nothing to hide: the module issues no collective"
     best = min(others, key=lambda way: others[way])
     single = min(taken for way, taken in times_ms.items() if way.moves is Moves.ONE)
-    said = f"no way wins by {LEAST_GAIN:.0%}: {best} takes {others[best] / single:.3f} of one batch's time"
+    said = f"no way wins by {least_gain:.0%}: {best} takes {others[best] / single:.3f} of one batch's time"
     if counts.stops and not sum(counts.stops):
         return f"{said}; no collective could be left waiting ({', '.join(counts.atomic)})"
     launches = launches_ms.get(best, 0.0)

@@ -276,12 +276,14 @@ class Tuner:
             )
             return
         self._close_clocks()
-        self.chosen = choose(self._times_ms)
+        self.chosen = choose(self._times_ms, calibration.least_gain)
         self._watch = self._new_watch()
         if self._obstacle:
             self.reason = self._obstacle
         elif self.chosen.moves is Moves.ONE:
-            self.reason = why_no_gain(self._times_ms, self._launches_ms, self._counts, self._load)
+            self.reason = why_no_gain(
+                self._times_ms, self._launches_ms, self._counts, self._load, calibration.least_gain
+            )
         else:
             single = min(taken for way, taken in self._times_ms.items() if way.moves is Moves.ONE)
             self.reason = f"it takes {self._times_ms[self.chosen] / single:.3f} of one batch's time"
