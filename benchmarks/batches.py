@@ -9,9 +9,9 @@ that take its time. ``--no-peers`` has no peer access on any side: bytes go thro
 inputs of zeros, which take less power: what is slower than in turns then is so by contention.
 
 Sides: the module as it is (``one batch``); two halves by hand, by NCCL and by copy engines; crossfade after its calibration, and
-made to take either way. They take turns in an order that is drawn anew for each round; ``--untimed-ms 300`` lets a block's way run
-for so long before the block, since at its power limit a GPU's clock takes a third of a second to follow it. A figure is the median
-over rounds of the slowest rank's time of a step, with the lowest and the highest.
+made to take either way. They take turns in an order that is drawn anew for each round, in blocks of 1 s (0.3 for random models):
+a GPU begins a block idle, with a step that waits for its launches, and at its power limit its clock takes a third of a second to
+follow. A figure is the median over rounds of the slowest rank's time of a step, with the lowest and the highest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import torch
 import torch.multiprocessing as mp
 
 from benchmarks.batches_models import CASES, QUICK, Case, random_cases
-from benchmarks.batches_sides import MAX_CTAS, NO_PEERS, ZEROS, work
+from benchmarks.batches_sides import MAX_CTAS, NO_PEERS, SHORT_BLOCK_MS, ZEROS, work
 from benchmarks.common import Table, this_machine, today, write_report
 
 SIDES = [
@@ -65,7 +65,7 @@ def run_cases(
     limit_s: float,
     *,
     profiles: bool = False,
-    untimed_ms: float = 0.0,
+    block_ms: float = SHORT_BLOCK_MS,
 ) -> str:
     """Runs cases in one process a rank; gives what went wrong, or nothing."""
     name = cases[0].name.replace(", ", "_").replace(" ", "-")
@@ -75,7 +75,7 @@ def run_cases(
     end_s = time.time() + limit_s * 0.75
     context = mp.get_context("spawn")
     names = [case.name for case in cases]
-    args = (num_ranks, device, str(store), names, str(out), end_s, limit_s, profiles, untimed_ms)
+    args = (num_ranks, device, str(store), names, str(out), end_s, limit_s, profiles, block_ms)
     processes = [context.Process(target=_work, args=(rank, *args), daemon=True) for rank in range(num_ranks)]
     for process in processes:
         process.start()
@@ -106,7 +106,7 @@ def _work(
     end_s: float,
     limit_s: float,
     profiles: bool,
-    untimed_ms: float,
+    block_ms: float,
 ) -> None:
     known = {each.name: each for each in [*CASES, *QUICK]} | {each.name: each for each in random_cases(device)}
     cases = [known[name] for name in names]
@@ -114,7 +114,7 @@ def _work(
         # Where a rank stands that is about to be ended.
         faulthandler.dump_traceback_later(max(1.0, limit_s - 5), file=stack)
         try:
-            work(rank, num_ranks, device, store, cases, sides_of, out, end_s, profiles=profiles, untimed_ms=untimed_ms)
+            work(rank, num_ranks, device, store, cases, sides_of, out, end_s, profiles=profiles, block_ms=block_ms)
         except BaseException as error:
             said = {
                 "failed": f"rank {rank}: {type(error).__name__}: {error}",
@@ -245,7 +245,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="what the host does in a step of each side")
     parser.add_argument("--no-peers", action="store_true", help="without peer access")
     parser.add_argument("--zeros", action="store_true", help="weights and inputs are zeros, below the power limit")
-    parser.add_argument("--untimed-ms", type=float, default=0, help="how long a block's way runs before the block")
+    parser.add_argument("--block-ms", type=float, help="of a block; 1000 on GPUs, 300 of random models and on a CPU")
     parser.add_argument("--report", action="store_true", help="write into benchmarks/reports too")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -254,6 +254,7 @@ def main() -> None:
     if options.zeros:
         os.environ[ZEROS] = "1"
     device = "cpu" if options.quick or not torch.cuda.is_available() else "cuda"
+    block_ms = options.block_ms or (SHORT_BLOCK_MS if options.random or device == "cpu" else 1000.0)
     said, end_s = list[str](), time.monotonic() + options.limit_s
     cases = random_cases(device, options.random) if options.random else QUICK if options.quick else CASES
     if options.cases:
@@ -265,7 +266,7 @@ def main() -> None:
             said.append(f"{run[0].name}: there was no time left")
             continue
         limit_s = left_s if options.random else min(options.case_limit_s, left_s)
-        how: dict[str, Any] = {"profiles": options.profile, "untimed_ms": options.untimed_ms}
+        how: dict[str, Any] = {"profiles": options.profile, "block_ms": block_ms}
         failed = run_cases(run, options.ranks, device, options.out, limit_s, **how)
         if failed:
             said.append(f"{run[0].name}: {failed}")
@@ -276,7 +277,7 @@ def main() -> None:
     ]
     flags += [
         f"--{name.replace('_', '-')} {value}"
-        for name in ("cases", "random", "untimed_ms")
+        for name in ("cases", "random", "block_ms")
         if (value := getattr(options, name))
     ]
     if options.random:

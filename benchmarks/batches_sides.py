@@ -7,7 +7,6 @@ launched before the first one waits.
 from __future__ import annotations
 
 import json
-import math
 import os
 import statistics
 import time
@@ -38,6 +37,8 @@ MAX_CTAS = 8
 """Blocks of NCCL's kernels on the narrow side."""
 _LEAST_ROUNDS, _MOST_ROUNDS = 7, 20
 """Blocks of each side. A case has the fewest where little of its time is left."""
+SHORT_BLOCK_MS, _LEAST_STEP_MS = 300.0, 15.0
+"""A block of one side takes so long at least, or has as many steps as of this length."""
 LIMIT = 0.03
 """The largest difference from the serial output, over its largest value: bfloat16 adds up in another order."""
 _cuda: Any = torch.cuda
@@ -55,12 +56,12 @@ def work(
     end_s: float,
     *,
     profiles: bool = False,
-    untimed_ms: float = 0.0,
+    block_ms: float = SHORT_BLOCK_MS,
 ) -> None:
     """One rank of some cases. Rank 0 writes a line of JSON for each round, and for each thing that it learns on the way.
 
     ``sides_of``: gives the sides of a case. ``profiles``: what the host does in a step of each side is written, in place of timing
-    the sides in turns. ``untimed_ms``: so long a block's way runs before the block.
+    the sides in turns. ``block_ms``: how long a block takes.
     """
     if os.environ.get(NO_PEERS):
         vars(buffers)["can_reach"] = lambda: False
@@ -84,7 +85,7 @@ def work(
                     file.write(json.dumps({"case": name, **row}) + "\n")
                     file.flush()
 
-            bench, sides = _Bench(case, device, num_ranks, write, untimed_ms), sides_of(case, profiles=profiles)
+            bench, sides = _Bench(case, device, num_ranks, write, block_ms), sides_of(case, profiles=profiles)
             if profiles:
                 bench.profile(sides, Path(out))
             else:
@@ -102,12 +103,12 @@ def work(
 class _Bench:
     """One case on one rank."""
 
-    def __init__(self, case: Case, device: str, num_ranks: int, write: Callable[..., None], untimed_ms: float) -> None:
+    def __init__(self, case: Case, device: str, num_ranks: int, write: Callable[..., None], block_ms: float) -> None:
         self.case = case
         self.device = device
         self.on_gpu = device == "cuda"
         self.write = write
-        self._untimed_ms = untimed_ms
+        self._block_ms = block_ms
         torch.manual_seed(dist.get_rank())
         self.model = case.make(num_ranks, device)
         torch.manual_seed(1000)  # tensor parallelism: the input is the same on all ranks
@@ -174,10 +175,10 @@ class _Bench:
         with self._modes():
             wanted, gradients = self._truth()
             sides = dict(self._prepare(names, wanted, gradients))
-            steps, num_untimed = self._steps_a_block(sides["one batch"])
+            steps = self._steps_a_block(sides["one batch"])
             for number in range(_MOST_ROUNDS):
                 for name, side in Random(number).sample(list(sides.items()), len(sides)):  # alike on all ranks
-                    taken_ms = block_ms(partial(side, self.x), steps, self.device, num_untimed)
+                    taken_ms = block_ms(partial(side, self.x), steps, self.device)
                     self.write(side=name, round=number, ms=taken_ms, steps=steps)
                 if number + 1 >= _LEAST_ROUNDS and slowest(time.time(), self.device) > end_s:
                     break
@@ -222,10 +223,9 @@ class _Bench:
     def _settle(self) -> None:
         settle(self.device)
 
-    def _steps_a_block(self, serial: Side) -> tuple[int, int]:
-        """How many are timed, and how many are run before them."""
+    def _steps_a_block(self, serial: Side) -> int:
         taken_ms = statistics.median(block_ms(partial(serial, self.x), 2, self.device) for _ in range(3))
-        return max(2, min(20, round(300 / taken_ms))), math.ceil(self._untimed_ms / taken_ms)
+        return max(2, round(self._block_ms / max(taken_ms, _LEAST_STEP_MS)))
 
 
 def _report_of(side: Any) -> Any:
@@ -243,10 +243,8 @@ def settle(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def block_ms(step: Callable[[], Any], num: int, device: str, num_untimed: int = 0) -> float:
-    """Milliseconds of a step of the slowest rank, of several in a row, behind some that do not count."""
-    for _ in range(num_untimed):
-        step()
+def block_ms(step: Callable[[], Any], num: int, device: str) -> float:
+    """Milliseconds of a step of the slowest rank, of several in a row."""
     settle(device)
     dist.barrier()
     settle(device)

@@ -10,7 +10,7 @@ import pytest
 from tests.helpers.programs import ray_program
 from tests.helpers.ray_cases import CASES, LONG
 
-_LIMIT_S = 200.0
+_LIMIT_S = 300.0  # 45 s alone on two cores, over 200 where two more processes compute there
 
 pytestmark = [
     pytest.mark.skipif(
