@@ -266,8 +266,9 @@ def main() -> None:
             said.append(f"{run[0].name}: there was no time left")
             continue
         limit_s = left_s if options.random else min(options.case_limit_s, left_s)
-        how: dict[str, Any] = {"profiles": options.profile, "block_ms": block_ms}
-        failed = run_cases(run, options.ranks, device, options.out, limit_s, **how)
+        failed = run_cases(
+            run, options.ranks, device, options.out, limit_s, profiles=options.profile, block_ms=block_ms
+        )
         if failed:
             said.append(f"{run[0].name}: {failed}")
         shown = launches if options.profile else table

@@ -1,8 +1,8 @@
 """Which way is the fastest: a few steps of each, and a choice that all ranks make alike. Pure.
 
 A calibration begins with at most `MOST_STEPS` steps. The first step of each way warms it up: communicators and buffers are made in
-it, and the ranks compare their collectives. One batch stays where no way wins by `LEAST_GAIN`; after the second comparison, whose
-rows say it to half a percent, by `LEAST_GAIN_AGAIN`.
+it, and the ranks compare their collectives. One batch stays where no way wins by `LEAST_GAIN`; after the second comparison, which
+is accurate to half a percent, by `LEAST_GAIN_AGAIN`.
 
 Eager ways are timed one after the other, each in a row of its own steps, as it will run: a step behind one of another way takes
 another time. (Two H200, a narrow prefill: one batch 35.5 ms in turns and 33.2 in a row, since its launches begin with an idle GPU;
@@ -37,7 +37,7 @@ MOST_ROUNDS = 4
 _NUM_UNTIMED = 2
 """Of a row: the step that warms up, and the one in which collectives that came before are captured, to be replayed later."""
 LEAST_GAIN, LEAST_GAIN_AGAIN = 0.02, 0.01
-"""By how much a way must win over one batch to be taken: by a few steps, and by the second comparison."""
+"""By how much a way must win over one batch to be chosen: after the first steps, and after the second comparison."""
 CLOSE, CLOSE_MS = 0.05, 0.25
 """Ways that take at most so much longer than the fastest one, the one or the other, are timed again."""
 HOST_BOUND, CLOSE_ON_HOST = 0.7, 0.25
@@ -140,8 +140,8 @@ class Calibration:
 
     @property
     def least_gain(self) -> float:
-        """By how much a way must win over one batch, by what was measured so far."""
-        return LEAST_GAIN_AGAIN if any(again.taken_ms for again in self._again.values()) else LEAST_GAIN
+        """By how much a way must win over one batch when the measured steps are over."""
+        return LEAST_GAIN_AGAIN if self._again else LEAST_GAIN
 
     def next(self) -> Trial | None:
         """The next step; None when all are done."""
