@@ -57,9 +57,10 @@ def test_ways_that_are_close_are_timed_again_when_the_gpu_is_warm() -> None:
     assert {ways.count(way) for way in (ONE, GROUPS, COPIES)} == {len(rows) // 3}
     assert Counter(row[0].way for row in last) == {ONE: 2, GROUPS: 2, COPIES: 2}, "one batch, to compare with"
     for row in last:
-        assert len(row) * 57.01 >= 300 + 200
-        assert [trial.is_timed for trial in row] == [False] * (len(row) - 4) + [True] * 4
-        assert [trial.lines_up for trial in row] == [k == len(row) - 5 for k in range(len(row))]
+        half = len(row) // 2
+        assert half * 57.01 >= 500, "half a second"
+        assert [trial.is_timed for trial in row] == [False] * half + [True] * half
+        assert [trial.lines_up for trial in row] == [k == half - 1 for k in range(len(row))]
     timed = [trial.way for row in last for trial in row if trial.is_timed]
     for way in timed:
         calibration.note(way, {ONE: 63.4, GROUPS: 60.6, COPIES: 59.4}[way], 10.0)
@@ -75,7 +76,8 @@ def test_ways_that_are_close_are_timed_again_when_the_gpu_is_warm() -> None:
     [
         ({ONE: 10.0, GROUPS: 9.0}, None),
         ({ONE: 10.0, GROUPS: 9.6}, {GROUPS: 40, ONE: 40}),
-        ({ONE: 100.0, GROUPS: 99.0}, {GROUPS: 8, ONE: 8}),
+        ({ONE: 100.0, GROUPS: 99.0}, {GROUPS: 10, ONE: 10}),
+        ({ONE: 300.0, GROUPS: 299.0}, {GROUPS: 8, ONE: 8}),
         ({ONE: 0.73, GROUPS: 0.65, COPIES: 0.91}, {GROUPS: 40, ONE: 40}),
         ({ONE: math.inf, GROUPS: math.inf}, None),
         ({ONE: 0.5, CAPTURED[0]: 0.35, GROUPS: 1.0, CAPTURED[1]: 0.65}, None),
@@ -95,6 +97,7 @@ def test_only_what_is_close_is_timed_again(medians: dict[Way, float], again: dic
         ({ONE: 6.4, GROUPS: 5.7, COPIES: 8.9}, {ONE: 1.5, GROUPS: 5.3, COPIES: 8.9}, {ONE, GROUPS}),
         ({ONE: 15.3, GROUPS: 13.9, COPIES: 16.5}, {ONE: 4.4, GROUPS: 12.2, COPIES: 14.7}, {ONE, GROUPS, COPIES}),
         ({ONE: 6.4, GROUPS: 7.5, COPIES: 9.0}, {ONE: 1.5, GROUPS: 7.5, COPIES: 9.0}, {ONE, GROUPS}),
+        ({ONE: 32.9, GROUPS: 30.8, COPIES: 40.2}, {ONE: 24.3, GROUPS: 27.8, COPIES: 40.2}, {ONE, GROUPS, COPIES}),
         ({ONE: 2.5, GROUPS: 7.4}, {ONE: 2.5, GROUPS: 7.4}, None),
         ({ONE: 2.5, CAPTURED[1]: 2.1}, {ONE: 2.5, CAPTURED[1]: 2.0}, None),
         ({ONE: 6.4, GROUPS: 5.7}, {ONE: 1.5, GROUPS: 3.5}, None),
@@ -183,7 +186,7 @@ def test_launches_of_the_first_row_of_each_way_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("step_ms", [0.05, 0.35, 5.0, 60.0, 600.0, 2000.0, 9000.0])
-def test_ways_take_turns_for_ten_seconds_or_one_row_each(step_ms: float) -> None:
+def test_ways_take_turns_for_eight_seconds_or_one_row_each(step_ms: float) -> None:
     calibration = with_first({ONE: (step_ms, 0.0), GROUPS: (step_ms, 0.0), COPIES: (step_ms, 0.0)})
     assert calibration.add_second_comparison(measured(calibration), launches(calibration))
     warm = [row for row in rows_of(calibration) if not row[-1].is_timed]

@@ -13,8 +13,10 @@ A GPU that was idle runs at a higher clock for some seconds, and some ways need 
 fastest one are timed once more when they have taken turns for `WARM_MS`: in longer rows, since a clock takes a third of a second to
 follow. (Two H200 at their power limit, a wide prefill: one batch took 61.1 ms at first, 62.9 four seconds later, and 63.4 from the
 eighth second on; by process groups 59.2, 59.7 and 60.4; by copy engines 57.5, 59.8 and 59.4. Of four calibrations that timed them
-again after three seconds, two took one batch for as fast as copy engines.) Of short steps the first few say little, since each
-begins with a launch behind an idle GPU. (Captured, one batch 0.73 ms and process groups 0.65; in a row 0.35 and 0.44.)
+again after three seconds, two took one batch for as fast as copy engines. In rows that were timed for 0.2 s, training took 62.82 ms
+by process groups and 62.85 by copy engines; in seconds that followed one another 63.5 and 62.8.) Of short steps the first few say
+little, since each begins with a launch behind an idle GPU. (Captured, one batch 0.73 ms and process groups 0.65; in a row 0.35 and
+0.44.)
 
 An eager interleaved way whose launches take most of its time is as fast as the host, which is faster at one moment than at
 another. So such a way is compared once more too before it is taken, and the mean of all launches meanwhile counts. (Two H200 in a
@@ -40,13 +42,14 @@ LEAST_GAIN, LEAST_GAIN_AGAIN = 0.02, 0.01
 """By how much a way must win over one batch to be chosen: after the first steps, and after the second comparison."""
 CLOSE, CLOSE_MS = 0.05, 0.25
 """Ways that take at most so much longer than the fastest one, the one or the other, are timed again."""
-HOST_BOUND, CLOSE_ON_HOST = 0.7, 0.25
+HOST_BOUND, CLOSE_ON_HOST = 0.7, 0.4
 """An eager interleaved way is bound by the host if its launches take this share of its time or more. It is timed again if it is the
-fastest one, or takes at most so much longer.
+fastest one, or takes at most so much longer: by so much a core of a virtual host is faster at one moment than at another.
 """
-WARM_MS = 10_000.0
+WARM_MS = 8_000.0
 _NUM_ROUNDS = 2
-_UNTIMED_MS, _TIMED_MS, _MOST_STEPS = 300.0, 200.0, 20
+_WARM_ROW_MS = 500.0
+_UNTIMED_MS, _TIMED_MS, _MOST_STEPS = 500.0, 500.0, 20
 """A row on a warm GPU: how long its untimed and its timed steps take, and how many of each there are at most."""
 
 
@@ -173,7 +176,7 @@ class Calibration:
         plain = min((way for way in self.ways if way.moves is Moves.ONE), key=lambda way: times_ms[way])
         self.ways = list(dict.fromkeys([best, *rivals, plain]))
         self._again = {way: _Again() for way in self.ways}
-        length = math.ceil((_UNTIMED_MS + _TIMED_MS) / step_ms)
+        length = math.ceil(_WARM_ROW_MS / step_ms)
         num_rounds = math.ceil(WARM_MS / (length * step_ms * len(self.ways)))
         num_untimed, num_timed = (min(math.ceil(each / step_ms), _MOST_STEPS) for each in (_UNTIMED_MS, _TIMED_MS))
         last = max(num_untimed, _NUM_UNTIMED), max(num_timed, MOST_ROUNDS)

@@ -34,7 +34,7 @@ def interleave(
     """A handle that is called like the module, and hides communication of one part of a batch behind another part's computation.
 
     The first calls of each kind (shapes, types, training or not) measure the ways, at most 12 calls; on GPUs those that are close,
-    or bound by their launches, are compared once more for ten seconds of calls. Then all ranks settle on the fastest, and on the
+    or bound by their launches, are compared again for 12 to 15 seconds of calls. Then all ranks settle on the fastest, and on the
     whole batch where no other wins by 2 % (1 % of those that were compared once more). A chosen way whose launches take most of
     its time is measured again where the host has become slower. All ranks of the group call it equally often.
 
