@@ -26,7 +26,7 @@ from tests.helpers.batches_models import all_sum
 from tests.helpers.ranks import Case
 
 NUM_ROWS = 8
-FAST_MS, SLOW_MS, WHOLE_MS = 1.0, 40.0, 16.0
+FAST_MS, SLOW_MS, WHOLE_MS = 1.0, 60.0, 30.0
 SHORT_WINDOW = 4
 
 
