@@ -117,7 +117,7 @@ def close_ways_are_timed_again(device: str) -> None:
     with pytest.MonkeyPatch.context() as patched:
         for share in ("CLOSE", "CLOSE_ON_HOST"):
             patched.setattr(calibration, share, 1e9)
-        for name, taken_ms in (("WARM_MS", 120.0), ("_WARM_ROW_MS", 10.0), ("_UNTIMED_MS", 6.0), ("_TIMED_MS", 4.0)):
+        for name, taken_ms in (("WARM_MS", 120.0), ("_ROW_MS", 6.0)):
             patched.setattr(calibration, name, taken_ms)
         for capture, trains in ((False, False), (True, False), (True, True)):
             handle, num_steps, is_settled = interleave(model, capture=capture), 0, False

@@ -53,7 +53,7 @@ class Slowing(nn.Module):
 def short_measuring(device: str) -> Iterator[None]:
     """Measuring takes tenths of a second. On a CPU, tuners believe that they are on a GPU."""
     with pytest.MonkeyPatch.context() as patched:
-        for name, taken_ms in (("WARM_MS", 40.0), ("_WARM_ROW_MS", 16.0), ("_UNTIMED_MS", 8.0), ("_TIMED_MS", 8.0)):
+        for name, taken_ms in (("WARM_MS", 40.0), ("_ROW_MS", 8.0)):
             patched.setattr(calibration, name, taken_ms)
         patched.setattr(watch, "WINDOW_MS", 1.0)
         patched.setattr(watch, "LEAST_STEPS", SHORT_WINDOW)

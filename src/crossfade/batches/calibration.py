@@ -48,9 +48,10 @@ fastest one, or takes at most so much longer: by so much a core of a virtual hos
 """
 WARM_MS = 8_000.0
 _NUM_ROUNDS = 2
-_WARM_ROW_MS = 500.0
-_UNTIMED_MS, _TIMED_MS, _MOST_STEPS = 500.0, 500.0, 20
-"""A row on a warm GPU: how long its untimed and its timed steps take, and how many of each there are at most."""
+_ROW_MS, _MOST_STEPS = 500.0, 20
+"""How long a row takes while the GPU becomes warm. On a warm one, so long are its untimed steps, and so long its timed ones; there
+are at most so many of each.
+"""
 
 
 class Moves(StrEnum):
@@ -176,10 +177,10 @@ class Calibration:
         plain = min((way for way in self.ways if way.moves is Moves.ONE), key=lambda way: times_ms[way])
         self.ways = list(dict.fromkeys([best, *rivals, plain]))
         self._again = {way: _Again() for way in self.ways}
-        length = math.ceil(_WARM_ROW_MS / step_ms)
+        length = math.ceil(_ROW_MS / step_ms)
         num_rounds = math.ceil(WARM_MS / (length * step_ms * len(self.ways)))
-        num_untimed, num_timed = (min(math.ceil(each / step_ms), _MOST_STEPS) for each in (_UNTIMED_MS, _TIMED_MS))
-        last = max(num_untimed, _NUM_UNTIMED), max(num_timed, MOST_ROUNDS)
+        num = min(length, _MOST_STEPS)
+        last = max(num, _NUM_UNTIMED), max(num, MOST_ROUNDS)
         for number in range(num_rounds + _NUM_ROUNDS):
             for way in self.ways[:: -1 if number % 2 else 1]:
                 row = _row(way, *(last if number >= num_rounds else (length, 0)), counts_launches=number > 0)
