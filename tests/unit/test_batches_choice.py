@@ -283,6 +283,11 @@ def test_reports_say_why() -> None:
     told = [why_no_gain(medians, {GROUPS: 2.0}, Counts((3, 3), (3, 3)), load) for load in (hot, cool)]
     assert "is at its power limit (699 of 700 W, at 1,400 of 1,980 MHz)" in told[0]
     assert "power" not in told[1], "the highest clock has nothing to do with power"
+    for taken_ms in (2.0, 10.5):
+        peak = GpuLoad(1965.0, 1980.0, 650.0, 700.0, is_capped=True)
+        said = why_no_gain(medians, {GROUPS: taken_ms}, Counts((3, 3), (3, 3)), peak)
+        assert "power" not in said, "of which a peak takes 1 %"
+        assert ("launches take 100%" in said) == (taken_ms == 10.5)
     lower = GpuLoad(1700.0, 1980.0, 300.0, 700.0)  # the power is a mean of the second before
     for load, is_told in (
         (lower, "or the GPU is at its power limit"),
