@@ -10,8 +10,9 @@ from typing import Any
 
 
 def environment(**more: str) -> dict[str, str]:
-    """As here; modules are looked for where this process does."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry), **more}
+    """As here; modules are looked for where this process does. In any thread: pytest removes a variable of its own meanwhile."""
+    here = {name: value for name in os.environ if (value := os.environ.get(name)) is not None}
+    return {**here, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry), **more}
 
 
 def python(*arguments: str, timeout_s: float = 60.0, **options: Any) -> subprocess.CompletedProcess[str]:
