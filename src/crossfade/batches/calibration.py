@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -164,7 +164,11 @@ class Calibration:
         """
         best = choose(times_ms)
         step_ms = times_ms[best]
-        bound = {way for way in self.ways if is_host_bound(way, times_ms[way], launches_ms[way])}
+        bound = {
+            way
+            for way in self.ways
+            if is_host_bound(way, times_ms[way], launches_ms[way]) and replace(way, is_captured=True) not in self.ways
+        }
 
         def is_rival(way: Way) -> bool:
             share = CLOSE_ON_HOST if way in bound else CLOSE
@@ -272,8 +276,14 @@ def trials(ways: Sequence[Way]) -> list[Trial]:
 
 
 def choose(times_ms: Mapping[Way, float], least_gain: float = LEAST_GAIN) -> Way:
-    """The fastest way; one batch (the fastest of those) where no other way wins by ``least_gain``."""
-    single = {way: taken for way, taken in times_ms.items() if way.moves is Moves.ONE}
-    best = min(times_ms, key=lambda way: times_ms[way])
-    plain = min(single, key=lambda way: single[way])
+    """The fastest way; one batch (the fastest of those) where no other way wins by ``least_gain``. An eager way has to win as much
+    over a captured one, which a host that becomes slower does not make slower.
+    """
+
+    def fastest(ways: Collection[Way]) -> Way:
+        step_ms = min(times_ms[way] for way in ways)
+        captured = [way for way in ways if way.is_captured and times_ms[way] <= step_ms * (1 + least_gain)]
+        return min(captured or ways, key=lambda way: times_ms[way])
+
+    best, plain = fastest(times_ms), fastest([way for way in times_ms if way.moves is Moves.ONE])
     return best if times_ms[best] * (1 + least_gain) <= times_ms[plain] else plain

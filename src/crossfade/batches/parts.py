@@ -12,6 +12,7 @@ is started and waited for in one turn, and the report says why.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -72,11 +73,13 @@ def why_atomic(num_operators: int = 0) -> str:
         return "in a backward"
     if _C._functorch.maybe_current_level() is not None:
         return "in a function transform"
-    if TracingContext.try_get() is not None:
+    if "torch._dynamo" in sys.modules and TracingContext.try_get() is not None:
         return "in a compilation"
-    if not torch.is_inference_mode_enabled() and _C._dispatch_tls_local_exclude_set().has(_AUTOGRAD):
+    if num_operators or (
+        not torch.is_inference_mode_enabled() and _C._dispatch_tls_is_dispatch_key_excluded(_AUTOGRAD)
+    ):
         return "inside an operator"
-    return "inside an operator" if num_operators else ""
+    return ""
 
 
 class _Started(NamedTuple):
@@ -311,7 +314,8 @@ class Run:
                 Part(self, index, call, seeded(outer, self._streams[index] if self._streams else None))
                 for index, call in enumerate(calls)
             ]
-            outer = outer._replace(cpu_generator=torch.default_generator.get_state())
+            if outer.cpu_generator is not None:  # the parts' own began with numbers from it
+                outer = outer._replace(cpu_generator=torch.default_generator.get_state())
             for part in self.parts:
                 part.gr_context = copy_context()
             self._take_turns(outer)
@@ -367,12 +371,12 @@ class Run:
         return sorted(spans, key=lambda span: span.begin_us), total_us
 
 
-def _size(args: tuple[Any, ...]) -> int:
+def _size(args: Sequence[Any]) -> int:
     """Bytes of the tensors among a collective's arguments."""
     size_bytes = 0
     for each in args:
         if isinstance(each, torch.Tensor):
-            size_bytes += each.numel() * each.itemsize
+            size_bytes += each.nbytes
         elif isinstance(each, list | tuple):
-            size_bytes += _size(tuple(each))
+            size_bytes += _size(each)
     return size_bytes

@@ -12,14 +12,19 @@ dispatch keys          where the thread has others, a guard around the turn; wha
 inference mode         by the same guard
 mode stacks            all are popped, and the part's are pushed: dispatch modes, function modes, saved-tensor hooks
 autocast               per kind of device: on or off, type; whether casts are cached
-random numbers         the CPU's generator by value; a GPU's by reference
+random numbers         the CPU's generator by value, a GPU's by reference, where gradients are recorded
 frame callback         of torch.compile, if it is loaded
 warning handler        a pointer in libc10, through ctypes
 CUDA stream            the current one
 context variables      greenlet exchanges them itself
 =====================  ==========================================================================================
 
-Not exchanged: the cache of autocast (of casts of weights that both parts use), profiler ranges, ``threading.local`` of users.
+Not exchanged: the cache of autocast (of casts of weights that both parts use), profiler ranges, ``threading.local`` of users; and
+random numbers in a run without gradients, where nothing draws the same ones again: parts draw from the thread's, in their turns.
+
+A turn comes after operators that have taken the caches of the CPU, so what it costs is how many different functions it calls: each
+of torch's is ten times slower then than in a loop of its own. (On two H200 a turn took a tenth of a millisecond, with what starts a
+collective, and an interleaved step as long to launch as the GPU needs for it.)
 """
 
 from __future__ import annotations
@@ -60,11 +65,6 @@ def can_exchange_warning_handlers() -> bool:
     return _warning_handlers() is not None
 
 
-@cache
-def _autocast_devices() -> tuple[str, ...]:
-    return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-
-
 def _popped(number: int, pop: Callable[..., Any], *args: Any) -> list[Any]:
     """All of a stack, the lowest first; it is empty then."""
     return [pop(*args) for _ in range(number)][::-1] if number else []
@@ -97,9 +97,9 @@ class ThreadState(NamedTuple):
     function_modes: list[Any]
     function_state: Any
     hooks: list[Any]
-    autocast: list[tuple[bool, Any]]
+    autocast: tuple[bool, Any, bool, Any]  # of the CPU and of CUDA: on or off, and the type
     autocast_cache: bool
-    cpu_generator: torch.Tensor
+    cpu_generator: torch.Tensor | None  # None, as is a GPU's, where they are not exchanged
     gpu_generator: Any
     frame_callback: Any
     warning_handler: int | None
@@ -110,12 +110,19 @@ class ThreadState(NamedTuple):
         """Reads everything, and pops the modes.
 
         ``before``: what the thread had at the beginning of a turn; a GPU's generator then has its state by reference still, and
-        where it has none, as in a capture, nothing of a GPU is read.
+        where it has none, as in a capture, it is not read.
         """
-        handlers, frames, modes = _warning_handlers(), _frame_callbacks(), _autocast_devices()
-        generator, stream = _of_gpu() if before is None else (before.gpu_generator, before.stream)
-        if before is not None and stream is not None:
-            stream = _C._cuda_getCurrentStream(_C._cuda_getDevice())
+        handlers, frames = _warning_handlers(), _frame_callbacks()
+        is_on, type_of = torch.is_autocast_enabled, torch.get_autocast_dtype
+        if before is None:
+            on_cpu = torch.default_generator.get_state() if torch.is_grad_enabled() else None
+            on_gpu, stream = _of_gpu()
+        else:
+            on_cpu, on_gpu, stream = before.cpu_generator, before.gpu_generator, before.stream
+            if on_cpu is not None:
+                on_cpu = torch.default_generator.get_state()
+            if stream is not None:
+                stream = _C._cuda_getCurrentStream(_C._cuda_getDevice())
         return cls(
             torch.is_grad_enabled(),
             _C._is_fwd_grad_enabled(),
@@ -126,10 +133,10 @@ class ThreadState(NamedTuple):
             _popped(_C._len_torch_function_stack(), _C._pop_torch_function_stack),
             _C._get_torch_function_state(),
             _popped_hooks(),
-            [(torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in modes],
+            (is_on("cpu"), type_of("cpu"), is_on("cuda"), type_of("cuda")),
             torch.is_autocast_cache_enabled(),
-            torch.default_generator.get_state(),
-            generator,
+            on_cpu,
+            on_gpu,
             frames.set_eval_frame(None) if frames else None,
             handlers[0]() if handlers else None,
             stream,
@@ -152,12 +159,13 @@ class ThreadState(NamedTuple):
         for pack, unpack in self.hooks:
             _C._autograd._push_saved_tensors_default_hooks(pack, unpack)
         if self.autocast != now.autocast:
-            for kind, (is_on, dtype) in zip(_autocast_devices(), self.autocast, strict=True):
+            for kind, is_on, dtype in (("cpu", *self.autocast[:2]), ("cuda", *self.autocast[2:])):
                 torch.set_autocast_enabled(kind, is_on)
                 torch.set_autocast_dtype(kind, dtype)
         if self.autocast_cache is not now.autocast_cache:
             torch.set_autocast_cache_enabled(self.autocast_cache)
-        torch.default_generator.set_state(self.cpu_generator)
+        if self.cpu_generator is not None:
+            torch.default_generator.set_state(self.cpu_generator)
         if self.stream is not None and self.stream != now.stream:
             number, device, device_type = self.stream
             _C._cuda_setStream(stream_id=number, device_index=device, device_type=device_type)
@@ -191,16 +199,18 @@ class ThreadState(NamedTuple):
 
 
 def seeded(state: ThreadState, stream: Any = None) -> ThreadState:
-    """A part's first state: the given one, but for a stream, and random numbers of its own that follow from the thread's."""
-    seed = int(torch.randint(0, 1 << 62, ()).item())
-    generator = torch.Generator().manual_seed(seed)
-    changed = state._replace(cpu_generator=generator.get_state())
+    """A part's first state: the given one, but for a stream, and random numbers of its own that follow from the thread's, where
+    they are exchanged.
+    """
     if stream is not None:
-        changed = changed._replace(stream=(stream.stream_id, stream.device_index, stream.device_type))
+        state = state._replace(stream=(stream.stream_id, stream.device_index, stream.device_type))
+    if state.cpu_generator is None:
+        return state
+    seed = int(torch.randint(0, 1 << 62, ()).item())
+    state = state._replace(cpu_generator=torch.Generator().manual_seed(seed).get_state())
     if state.gpu_generator is None:
-        return changed
-    on_gpu = torch.Generator(_gpu_generator().device).manual_seed(seed)
-    return changed._replace(gpu_generator=on_gpu)
+        return state
+    return state._replace(gpu_generator=torch.Generator(_gpu_generator().device).manual_seed(seed))
 
 
 def _of_gpu() -> tuple[Any, tuple[int, int, int] | None]:
@@ -210,8 +220,8 @@ def _of_gpu() -> tuple[Any, tuple[int, int, int] | None]:
     """
     if not _cuda.is_initialized():
         return None, None
-    is_capturing = torch.cuda.is_current_stream_capturing()
-    generator = None if is_capturing else _gpu_generator().graphsafe_get_state()
+    is_exchanged = torch.is_grad_enabled() and not torch.cuda.is_current_stream_capturing()
+    generator = _gpu_generator().graphsafe_get_state() if is_exchanged else None
     return generator, _C._cuda_getCurrentStream(_C._cuda_getDevice())
 
 
