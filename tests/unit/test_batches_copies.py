@@ -215,7 +215,7 @@ def test_large_tensors_have_larger_buffers_where_there_is_memory_for_them(
         asked.append(buffer_bytes)
         if buffer_bytes > buffers.BUFFER_BYTES and not has_memory:
             raise DeviceError("no memory", hint="")
-        return SimpleNamespace(process_group=group, num_lanes=options["num_lanes"], buffer_bytes=buffer_bytes)
+        return SimpleNamespace(is_of=group.__eq__, num_lanes=options["num_lanes"], buffer_bytes=buffer_bytes)
 
     monkeypatch.setattr(buffers, "_OPENED", [])
     monkeypatch.setattr(buffers, "can_reach", lambda: reaches)

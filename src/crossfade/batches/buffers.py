@@ -35,7 +35,7 @@ def open_buffers(group: ProcessGroup, device: torch.device, num_parts: int, size
     is_large = size_bytes > BUFFER_BYTES and device.type == "cuda"
     for opened in _OPENED:
         peers = opened.peers
-        if peers.process_group is group and peers.num_lanes == num_parts and opened.is_large == is_large:
+        if peers.is_of(group) and peers.num_lanes == num_parts and opened.is_large == is_large:
             return peers
     peers = _open(group, device, num_parts, is_large=is_large)
     _OPENED.append(_Opened(peers, is_large))

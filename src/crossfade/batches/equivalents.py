@@ -56,7 +56,11 @@ def _fitting(act: Callable[..., Any], source: torch.Tensor, out: torch.Tensor) -
         return None
     if act in (all_reduce, reduce_scatter) and not _is_summable(source.dtype):
         return None
-    return act, source.detach(), out.detach()
+    return act, _detached(source), _detached(out)
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -42,11 +42,11 @@ class _Sum(NamedTuple):
     checksum: int = 0
     last: str = "nothing"
 
-    def after(self, issued: Sequence[Issued]) -> _Sum:
-        """With those of one more run."""
+    def after(self, issued: Sequence[Issued], text: bytes) -> _Sum:
+        """With those of one more run, which are this text too."""
         part, name, size_bytes = issued[-1]
         size = f" of {size_bytes} bytes" if size_bytes else ""
-        checksum = crc32(repr(issued).encode(), self.checksum)
+        checksum = crc32(text, self.checksum)
         return _Sum(self.number + len(issued), checksum, f"batch {part}, {name}{size}")
 
 
@@ -78,6 +78,7 @@ class Follower:
         self._run = -1
         self._sums: _Sums = {}
         self._said: _Said = {}  # of the last runs that did not raise
+        self._texts: dict[Ranks, tuple[Sequence[Issued], bytes]] = {}  # of what was issued last
         self._ahead: dict[int, _Said] = {}  # of ranks that were further on
         self._before: set[int] = set()
         self._add_group(ranks)
@@ -142,8 +143,16 @@ class Follower:
         sums = dict(self._sums)
         for ranks, issued in order.items():
             self._add_group(ranks)
-            sums[ranks] = sums.get(ranks, _Sum()).after(issued)
+            sums[ranks] = sums.get(ranks, _Sum()).after(issued, self._text_of(ranks, issued))
         return sums
+
+    def _text_of(self, ranks: Ranks, issued: Sequence[Issued]) -> bytes:
+        """Runs of one kind issue the same ones: to see that takes a tenth of the time."""
+        before, text = self._texts.get(ranks, ((), b""))
+        if issued != before:
+            text = repr(issued).encode()
+            self._texts[ranks] = issued, text
+        return text
 
     def _wait_for(self, run: int) -> None:
         """Until the ranks before this one have ended a run; compares on the way."""

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils import _pytree as pytree
 
 from crossfade.batches.agreement import Agreement, maximum
 from crossfade.batches.buffers import open_buffers
@@ -24,7 +23,7 @@ from crossfade.batches.fsdp import share_parameters
 from crossfade.batches.obstacles import why_not_captured, why_one_batch
 from crossfade.batches.parts import Run, current_part
 from crossfade.batches.report import BatchesReport
-from crossfade.batches.tensors import Call, device_kinds, kind_of, modes, signature
+from crossfade.batches.tensors import Call, device_kinds, kind_of, leaves_of, modes, signature
 from crossfade.batches.tuner import Step, Tuner
 from crossfade.errors import BatchesError, CrossfadeError
 
@@ -119,9 +118,10 @@ class Runner:
         run.order.clear()
         if streams and not is_capturing:
             caller = torch.cuda.current_stream()
-            for leaf in pytree.tree_leaves(outputs):
-                if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
-                    leaf.record_stream(caller)
+            for output in outputs:
+                for leaf in leaves_of(output):
+                    if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
+                        leaf.record_stream(caller)
         return outputs, run
 
     def _own_streams(self, number: int) -> list[torch.cuda.Stream]:
@@ -308,8 +308,8 @@ class Interleaved:
             calls = [partial(self.module, *part.args, **part.kwargs) for part in parts]
         except Exception as error:
             calls = [partial(_raise, error)]  # inside the run, which tells the other ranks: they have begun theirs
-        device = "cuda" if "cuda" in device_kinds((args, kwargs)) else "cpu"
-        outputs, run = self._runner.run(step, device, calls, in_one_stream=self._in_one_stream)
+        assert self._last is not None, "it is this call's"
+        outputs, run = self._runner.run(step, self._last.device, calls, in_one_stream=self._in_one_stream)
         return outputs, run, [part.num_rows for part in parts]
 
 

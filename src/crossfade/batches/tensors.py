@@ -12,6 +12,11 @@ from torch.utils import _pytree as pytree
 from crossfade.errors import BatchesError
 
 
+def leaves_of(value: Any) -> list[Any]:
+    """What a value holds. Quicker than pytree where that is one tensor, as inputs and outputs of a module's call mostly are."""
+    return [value] if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)
+
+
 class Call(NamedTuple):
     """The arguments of one batch, and how many rows it has: what its outputs weigh."""
 
@@ -25,22 +30,28 @@ def split_batch(args: tuple[Any, ...], kwargs: dict[str, Any], num_batches: int)
 
     Gives an empty list where there is no tensor with enough rows. Batches differ by one row at most.
     """
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    num_rows = next((each.shape[0] for each in leaves if isinstance(each, torch.Tensor) and each.dim()), 0)
+    values = *args, *kwargs.values()
+    tensors = (each for value in values for each in leaves_of(value) if isinstance(each, torch.Tensor))
+    num_rows = next((each.shape[0] for each in tensors if each.dim()), 0)
     if num_rows < num_batches:
         return []
-    columns = [_rows(each, num_rows, num_batches) for each in leaves]
+    columns = [_rows(value, num_rows, num_batches) for value in values]
     calls = []
-    for index, rows in enumerate(zip(*columns, strict=True)):
-        own_args, own_kwargs = pytree.tree_unflatten(list(rows), spec)
-        calls.append(Call(own_args, own_kwargs, num_rows // num_batches + (index < num_rows % num_batches)))
+    for index, own in enumerate(zip(*columns, strict=True)):
+        own_kwargs = dict(zip(kwargs, own[len(args) :], strict=True))
+        calls.append(Call(own[: len(args)], own_kwargs, num_rows // num_batches + (index < num_rows % num_batches)))
     return calls
 
 
-def _rows(leaf: Any, num_rows: int, num_batches: int) -> Sequence[Any]:
-    if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == num_rows:
-        return leaf.tensor_split(num_batches)
-    return [leaf] * num_batches
+def _rows(value: Any, num_rows: int, num_batches: int) -> Sequence[Any]:
+    """What each batch has of a value."""
+    if isinstance(value, torch.Tensor):
+        return value.tensor_split(num_batches) if value.dim() and value.shape[0] == num_rows else [value] * num_batches
+    leaves, spec = pytree.tree_flatten(value)
+    if spec.is_leaf():
+        return [value] * num_batches
+    columns = [_rows(each, num_rows, num_batches) for each in leaves]
+    return [pytree.tree_unflatten([column[k] for column in columns], spec) for k in range(num_batches)]
 
 
 def join_outputs(outputs: Sequence[Any], num_rows: Sequence[int]) -> Any:
@@ -51,6 +62,8 @@ def join_outputs(outputs: Sequence[Any], num_rows: Sequence[int]) -> Any:
     Raises:
         BatchesError: outputs have different structures, tensors that do not belong to rows, or objects that differ.
     """
+    if all(isinstance(output, torch.Tensor) for output in outputs):
+        return _join(tuple(outputs), num_rows)
     flat, specs = zip(*map(pytree.tree_flatten, outputs), strict=True)
     if any(spec != specs[0] for spec in specs):
         raise BatchesError(
@@ -147,7 +160,7 @@ def modes(*, trains: bool) -> tuple[str, ...]:
 
 def device_kinds(value: Any) -> set[str]:
     """Where the tensors of a value are: ``"cpu"``, ``"cuda"``."""
-    return {leaf.device.type for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)}
+    return {leaf.device.type for leaf in leaves_of(value) if isinstance(leaf, torch.Tensor)}
 
 
 def _signature(leaf: Any, with_values: bool) -> str:

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from crossfade.batches.agreement import Agreement, line_up, maximum
 from crossfade.batches.calibration import Calibration, Moves, Trial, Way, choose, is_host_bound
 from crossfade.batches.parts import Run
 from crossfade.batches.report import BatchesReport, Counts, hidden_of, why_no_gain, why_not_hidden
 from crossfade.batches.spans import Mark, mark, us_between
-from crossfade.batches.tensors import signature
+from crossfade.batches.tensors import leaves_of, signature
 from crossfade.batches.watch import Watch
 from crossfade.device.clocks import GpuClocks, GpuLoad, Sample
 
@@ -56,11 +55,13 @@ class Step:
 class Tuner:
     """The ways of one kind of call.
 
+    Attributes:
+        device: where the tensors are: ``"cpu"`` or ``"cuda"``.
+
     Args:
         ways: one batch first; a single way is not measured.
         reason: why there is but one.
         agreement: with the other ranks; None where there are none.
-        device: where the tensors are: ``"cpu"`` or ``"cuda"``.
         num_batches: for the report.
         watches: measure again where the launches of the choice have become slower than one batch.
     """
@@ -80,7 +81,7 @@ class Tuner:
         self.reason = reason or "it is being measured"
         self._obstacle = reason
         self._agreement = agreement
-        self._device = device
+        self.device = device
         self._num_batches = num_batches
         self._calibration = Calibration(ways)
         self._watches = watches and agreement is not None and self.on_gpu
@@ -101,7 +102,7 @@ class Tuner:
     @property
     def on_gpu(self) -> bool:
         """Whether times are taken on a GPU."""
-        return self._device == "cuda"
+        return self.device == "cuda"
 
     @property
     def ways(self) -> Collection[Way]:
@@ -155,7 +156,7 @@ class Tuner:
     def restart(self, step: Step) -> None:
         """The step begins now: for all ranks, where a row of steps or a timed one begins, which would have the others' lateness."""
         if step.lines_up and self._agreement is not None:
-            line_up(self._agreement.group, self._device)
+            line_up(self._agreement.group, self.device)
         step.begin = mark(on_gpu=self.on_gpu) if step.is_timed else None
         step.host_s, step.began_s, step.waited_s = 0.0, time.perf_counter(), self._waited_s()
 
@@ -227,7 +228,7 @@ class Tuner:
         if self._agreement is not None:
             # A rank that failed by itself in a run that all make may find the others in the middle of a collective.
             self._agreement.compare(f"{step.way} was tried")
-            failed = maximum([failed], self._agreement.group, self._device)[0]
+            failed = maximum([failed], self._agreement.group, self.device)[0]
         if failed:
             self.notes.append(f"{step.way} is left out: {why or 'another rank could not capture it'}")
             step.is_timed = False
@@ -242,7 +243,7 @@ class Tuner:
         failed = 1.0 if why else 0.0
         if self._agreement is not None:
             self._agreement.compare("outputs of parts")
-            failed = maximum([failed], self._agreement.group, self._device)[0]
+            failed = maximum([failed], self._agreement.group, self.device)[0]
         if failed:
             self.fall_back(why or "another rank's outputs could not be joined")
         return bool(failed)
@@ -265,7 +266,7 @@ class Tuner:
         self._timed.clear()
         figures = [*calibration.times_ms(), *calibration.launches_ms()]
         if self._agreement is not None:
-            figures = maximum(figures, self._agreement.group, self._device)
+            figures = maximum(figures, self._agreement.group, self.device)
         ways, num = calibration.ways, len(calibration.ways)
         self._times_ms = dict(zip(ways, figures[:num], strict=True))
         self._launches_ms = dict(zip(ways, figures[num:], strict=True))
@@ -342,9 +343,7 @@ class Tuner:
 
 def _around_backward(output: Any, begin: Callable[[], Any], end: Callable[[], Any]) -> bool:
     """Calls when the first backward through the output begins, and when it has ended. False if there can be none."""
-    tensors = [
-        leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None
-    ]
+    tensors = [leaf for leaf in leaves_of(output) if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None]
     if not tensors:
         return False
     engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined,unused-ignore]

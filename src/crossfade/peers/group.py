@@ -121,6 +121,10 @@ class PeerGroup:
             return None
         return process_group
 
+    def is_of(self, process_group: ProcessGroup) -> bool:
+        """Whether it was opened of this one. Quicker than asking for its own, which has to find out whether that is destroyed."""
+        return self._process_group is not None and self._process_group() is process_group
+
     @property
     def reports(self) -> list[DeathReport]:
         """Ranks that have died."""

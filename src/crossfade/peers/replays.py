@@ -27,6 +27,8 @@ MOST_CALLS = 512
 """Different calls that a lane remembers; the one that was not used for the longest time is forgotten. Every layer of a model has
 weights of its own: 80 layers with two products each are 320 calls, forward and back."""
 
+_NEW = object()
+
 
 class Replays:
     """The calls of one lane. ``recorder``: what captures; by default on the group's GPU."""
@@ -55,19 +57,19 @@ class Replays:
         """
         graphs, lane, group = self._graphs, self._lane, self._group
         key = key, *map(group.memory.driver.identity_of, addresses)
-        if key not in graphs:
+        graph = graphs.pop(key, _NEW)
+        if graph is _NEW:
             act()
             graphs[key] = None
             if len(graphs) > MOST_CALLS:
                 graphs.popitem(last=False)
             return False
-        graphs.move_to_end(key)
+        graphs[key] = graph  # the last one now
         lane.check()
+        was_ready = graph is not None
         try:
-            graph, was_ready = graphs[key], True
             if graph is None:
-                graph, was_ready = self._capture(captured or act), False
-                graphs[key] = graph
+                graph = graphs[key] = self._capture(captured or act)
             lane.begin(group.current_stream())
             graph.replay()
         except BaseException as error:  # the other ranks do this call
