@@ -35,7 +35,7 @@ ZEROS = "CROSSFADE_BENCHMARK_ZEROS"
 """Set where weights and inputs are zeros, which take less power."""
 MAX_CTAS = 8
 """Blocks of NCCL's kernels on the narrow side."""
-_LEAST_ROUNDS, _MOST_ROUNDS = 7, 20
+_LEAST_ROUNDS, _MOST_ROUNDS, _PROFILED_ROUNDS = 7, 20, 9
 """Blocks of each side. A case has the fewest where little of its time is left."""
 SHORT_BLOCK_MS, _LEAST_STEP_MS = 300.0, 15.0
 """A block of one side takes so long at least, or has as many steps as of this length."""
@@ -159,14 +159,18 @@ class _Bench:
             yield
 
     def profile(self, names: list[str], out: Path) -> None:
-        """Each side by itself: after four steps what comes again has come twice, and is replayed."""
+        """Sides in turns, since the speed of a host changes. After four steps what comes again has come twice, and is replayed."""
         with self._modes():
-            for name in names:
-                side = self.side(name)
+            sides = {name: self.side(name) for name in names}
+            for side in sides.values():
                 for _ in range(4):
                     side(self.x)
-                launches = measure_launches(partial(side, self.x), self._settle, on_gpu=self.on_gpu)
-                self.write(side=name, **launches._asdict())
+            for _ in range(_PROFILED_ROUNDS):
+                for name, side in sides.items():
+                    dist.barrier()
+                    launches = measure_launches(partial(side, self.x), self._settle, on_gpu=self.on_gpu)
+                    self.write(side=name, **launches._asdict())
+            for name, side in sides.items():
                 file = f"{out.stem}_{name.replace(', ', '_').replace(' ', '-')}.profile.rank{dist.get_rank()}.txt"
                 write_profiles(partial(side, self.x), self._settle, out.with_name(file), on_gpu=self.on_gpu)
                 dist.barrier()
