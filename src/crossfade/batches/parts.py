@@ -376,7 +376,7 @@ def _size(args: Sequence[Any]) -> int:
     size_bytes = 0
     for each in args:
         if isinstance(each, torch.Tensor):
-            size_bytes += each.nbytes
+            size_bytes += each.numel() * each.itemsize  # also of a sparse one, which has no nbytes
         elif isinstance(each, list | tuple):
             size_bytes += _size(each)
     return size_bytes

@@ -22,8 +22,8 @@ context variables      greenlet exchanges them itself
 Not exchanged: the cache of autocast (of casts of weights that both parts use), profiler ranges, ``threading.local`` of users; and
 random numbers in a run without gradients, where nothing draws the same ones again: parts draw from the thread's, in their turns.
 
-A turn comes after operators that have taken the caches of the CPU, so what it costs is how many different functions it calls: all of
-them together take four times as long there as in a loop of their own. (On two H200 a stop took a tenth of a millisecond, and a step
+A turn comes after operators that have taken the caches of the CPU, so what it costs is how many different functions it calls:
+together they take four times as long there as in a loop of their own. (On two H200 a stop took a tenth of a millisecond, and a step
 of 48 of them as long to launch, on a slow core, as the GPU needs for it.)
 """
 
