@@ -17,7 +17,7 @@ from torch import Tensor
 
 from crossfade.batches import yield_point
 from crossfade.batches.carriers import ProcessGroups
-from crossfade.batches.parts import Run, current_part, why_atomic
+from crossfade.batches.parts import Run, _size, current_part, why_atomic
 from crossfade.batches.thread_state import ThreadState
 from crossfade.errors import BatchesError
 from tests.helpers.parts import Doubling, interleave, switching
@@ -184,3 +184,8 @@ def test_a_run_keeps_nothing_of_its_parts() -> None:
     gc.collect()
     assert [each() for each in held] == [None, None]
     assert [part.num_collectives for part in run.parts] == [1, 1]
+
+
+def test_a_sparse_tensor_has_the_size_of_a_dense_one() -> None:
+    """It has no ``nbytes``, and gloo sums it."""
+    assert _size(([torch.eye(3).to_sparse()], None)) == 36
