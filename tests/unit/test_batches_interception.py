@@ -35,6 +35,28 @@ def test_what_was_replaced_is_put_back() -> None:
     assert installed._num_users == 0
 
 
+def test_what_somebody_else_has_replaced_meanwhile_is_called_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[str]()
+
+    def theirs(*_: Any) -> None:
+        calls.append("theirs")
+
+    def part() -> None:
+        group: Any = dist.ProcessGroup
+        group.broadcast(group, None)
+
+    Run(ProcessGroups()).go([lambda: None, lambda: None])
+    monkeypatch.setattr(dist.ProcessGroup, "broadcast", theirs)
+    for _ in range(2):
+        Run(ProcessGroups()).go([part, part])
+        assert vars(dist.ProcessGroup)["broadcast"] is theirs
+    assert calls == ["theirs"] * 4
+    monkeypatch.undo()
+    before = vars(dist.ProcessGroup)["broadcast"]
+    Run(ProcessGroups()).go([lambda: None, lambda: None])
+    assert vars(dist.ProcessGroup)["broadcast"] is before is not theirs
+
+
 def test_without_greenlet_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "greenlet", None)
     for name in ("handle", "fsdp", "parts"):  # to be imported again

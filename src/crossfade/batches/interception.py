@@ -11,10 +11,10 @@ part's call.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from threading import RLock
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -75,62 +75,79 @@ class Part(Protocol):
 Find = Callable[[], Part | None]
 
 
+class _Replacement(NamedTuple):
+    owner: Any
+    name: str
+    attributes: Mapping[str, Any]  # the owner's own, as they are at any time
+    original: Any
+    function: Any
+
+
 class _Installed:
     """Puts the replacements in place when the first user comes, and takes them away when the last one goes."""
 
     def __init__(self) -> None:
         self._lock = RLock()
         self._num_users = 0
-        self._originals: list[tuple[Any, str, Any]] = []
-        self._made: dict[tuple[Any, str], tuple[Any, Any]] = {}  # replacements with their originals: made once
+        self._replacements: list[_Replacement] = []
+        self._made_for: object = None
 
     def enter(self, find: Find) -> None:
         with self._lock:
             self._num_users += 1
             if self._num_users == 1:
-                self._replace_all(find)
+                self._make(find)
+                for owner, name, _, _, function in self._replacements:
+                    setattr(owner, name, function)
 
     def leave(self) -> None:
         with self._lock:
             self._num_users -= 1
             if not self._num_users:
-                for owner, name, original in reversed(self._originals):
+                for owner, name, _, original, _ in self._replacements:
                     setattr(owner, name, original)
-                self._originals.clear()
 
-    def _replace_all(self, find: Find) -> None:
-        # Groups of `crossfade.p2p.backend` have methods of their own, which call those of a group that torch does not know.
-        own = getattr(sys.modules.get("crossfade.p2p.backend"), "CrossfadeGroup", None)
+    def _make(self, find: Find) -> None:
+        """Those of the last time, unless somebody has replaced something there since, or there is more to replace."""
+        modules = [sys.modules.get(name) for name in _OWN_MODULES]
+        for _, name, attributes, original, _ in self._replacements:
+            if attributes.get(name) is not original:
+                break
+        else:
+            if self._made_for == (find, *modules):
+                return
+        self._replacements, self._made_for = list(_replacements(find, *modules)), (find, *modules)
+
+
+_OWN_MODULES = "crossfade.p2p.backend", "crossfade.ops.operators"
+
+
+def _replacements(find: Find, transfers: Any, operators: Any) -> Iterator[_Replacement]:
+    """``transfers``, ``operators``: modules of crossfade, if they are loaded."""
+
+    def replacement(owner: Any, name: str, make: Callable[[Any, Find], Any]) -> _Replacement:
+        # From the owner's own dictionary: getattr gives something that cannot be put back.
+        return _Replacement(owner, name, vars(owner), vars(owner)[name], make(getattr(owner, name), find))
+
+    # Groups of `crossfade.p2p.backend` have methods of their own, which call those of a group that torch does not know.
+    groups = [dist.ProcessGroup, *([transfers.CrossfadeGroup] if hasattr(transfers, "CrossfadeGroup") else [])]
+    for group in groups:
         for name in METHODS:
-            # From the class's own dictionary: getattr gives something that cannot be put back.
-            original = vars(dist.ProcessGroup).get(name)
-            if original is not None:
-                self._replace(dist.ProcessGroup, name, original, partial(_method, name), find)
-            if own is not None and name in vars(own):
-                self._replace(own, name, vars(own)[name], partial(_method, name), find)
-        for namespace, names in PACKETS.items():
-            operators = getattr(torch.ops, namespace)
-            for name in names.split():
-                packet = getattr(operators, name, None)
-                if packet is not None:
-                    self._replace(operators, name, packet, _packet, find)
-        for kind, name in _OPERATORS:
-            self._replace(kind, name, vars(kind)[name], _operator, find)
-        for work in WORKS:
-            self._replace(work, "wait", vars(work)["wait"], _wait, find)
-        for module in _MODULES:
-            self._replace(module, "forward", vars(module)["forward"], _forward, find)
-        fused = sys.modules.get("crossfade.ops.operators")
-        if fused is not None:
-            self._replace(fused, "around", vars(fused)["around"], _fused, find)
-
-    def _replace(self, owner: Any, name: str, original: Any, make: Callable[[Any, Find], Any], find: Find) -> None:
-        known, replacement = self._made.get((owner, name), (None, None))
-        if known is not original:
-            replacement = make(getattr(owner, name), find)
-            self._made[owner, name] = original, replacement
-        setattr(owner, name, replacement)
-        self._originals.append((owner, name, original))
+            if name in vars(group):
+                yield replacement(group, name, partial(_method, name))
+    for namespace, names in PACKETS.items():
+        packets = getattr(torch.ops, namespace)
+        for name in names.split():
+            if hasattr(packets, name):
+                yield replacement(packets, name, _packet)
+    for kind, name in _OPERATORS:
+        yield replacement(kind, name, _operator)
+    for work in WORKS:
+        yield replacement(work, "wait", _wait)
+    for module in _MODULES:
+        yield replacement(module, "forward", _forward)
+    if operators is not None:
+        yield replacement(operators, "around", _fused)
 
 
 installed = _Installed()
