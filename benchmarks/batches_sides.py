@@ -183,7 +183,9 @@ class _Bench:
             for number in range(_MOST_ROUNDS):
                 for name, side in Random(number).sample(list(sides.items()), len(sides)):  # alike on all ranks
                     taken_ms = block_ms(partial(side, self.x), steps, self.device)
-                    self.write(side=name, round=number, ms=taken_ms, steps=steps)
+                    report = _report_of(side)
+                    ways = {} if report is None else {"way": report.way}
+                    self.write(side=name, round=number, ms=taken_ms, steps=steps, **ways)
                 if number + 1 >= _LEAST_ROUNDS and slowest(time.time(), self.device) > end_s:
                     break
             for name, side in sides.items():

@@ -1,4 +1,4 @@
-"""Cases of a host that becomes slower after a way was chosen whose time is that of its launches."""
+"""Cases of a host that becomes slower or faster after a choice that depends on how long launches take."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from crossfade.batches.parts import current_part
 from crossfade.batches.spans import mark
 from crossfade.batches.tuner import Tuner
 from crossfade.batches.watch import Watch
-from crossfade.errors import BatchesError
 from tests.helpers.batches_models import all_sum
 from tests.helpers.ranks import Case
 
 NUM_ROWS = 8
-FAST_MS, SLOW_MS, WHOLE_MS = 1.0, 60.0, 30.0
+FAST_MS, SLOW_MS, SLOWEST_MS, WHOLE_MS = 1.0, 18.0, 60.0, 30.0
 SHORT_WINDOW = 4
 
 
@@ -122,20 +121,19 @@ def a_host_that_becomes_slow(device: str) -> None:
     with short_measuring(device):
         handle, step = _handle(model, device)
         _until(handle, step, is_settled=True)
-        chosen = handle.report().way
-        assert chosen != "one batch", handle.report()
+        assert handle.report().way != "one batch", handle.report()
         for _ in range(3 * SHORT_WINDOW):
             step()
         assert handle.report().is_settled, "it is as fast as it was"
         if dist.get_rank() == dist.get_world_size() - 1:
-            model.part_ms = SLOW_MS
+            model.part_ms = SLOWEST_MS
         numbers = [_until(handle, step, is_settled=False)]
         assert numbers[0] <= 3 * SHORT_WINDOW + 1
         assert "are measured again" in handle.report().reason
         numbers.append(_until(handle, step, is_settled=True))
         report = handle.report()
         assert report.way == "one batch", report
-        assert set(report.measured_ms) == {"one batch", chosen}
+        assert set(report.measured_ms) == {str(way) for way in handle._last._watcher.ways}
         assert report.communication_ms is None, "that was the other way's"
         for _ in range(3 * SHORT_WINDOW):
             step()
@@ -151,8 +149,8 @@ def a_host_that_is_slow_for_a_moment(device: str) -> None:
         _until(steps, step, is_settled=True)
         assert steps.report().way != "one batch", steps.report()
         for number in range(2):
-            assert steps._last._watch.window == SHORT_WINDOW << number
-            model.part_ms = SLOW_MS
+            assert steps._last._watcher.watch.window == SHORT_WINDOW << number
+            model.part_ms = SLOWEST_MS
             numbers = [_until(steps, step, is_settled=False)]
             model.part_ms = FAST_MS
             numbers.append(_until(steps, step, is_settled=True))
@@ -160,39 +158,79 @@ def a_host_that_is_slow_for_a_moment(device: str) -> None:
             _all_said(numbers)
 
 
+def a_host_that_becomes_fast(device: str) -> None:
+    """All are slow while ways are measured. They interleave when they are fast, and no more when they are slow again."""
+    model = Slowing().to(device)
+    with short_measuring(device), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(watch, "loop_us", lambda: 10.0 if model.part_ms == FAST_MS else 17.0)
+        for make, slow_ms in ((_handle, SLOW_MS), (_whole_steps, 2 * SLOW_MS)):
+            model.part_ms = slow_ms
+            handle, step = make(model, device)
+            _until(handle, step, is_settled=True)
+            assert handle.report().way == "one batch", handle.report()
+            for _ in range(3 * SHORT_WINDOW):
+                step()
+            assert handle.report().is_settled, "it is as slow as it was"
+            numbers = list[int]()
+            for part_ms in (FAST_MS, slow_ms):
+                model.part_ms = part_ms
+                numbers.append(_until(handle, step, is_settled=False))
+                assert "faster" in handle.report().reason or part_ms == slow_ms, handle.report()
+                numbers.append(_until(handle, step, is_settled=True))
+                assert (handle.report().way == "one batch") == (part_ms == slow_ms), handle.report()
+            _all_said(numbers)
+
+
 def watches_that_agree(device: str) -> None:
     """Ranks of random speeds, with random pauses, have the same answers in the same steps."""
     own = random.Random(dist.get_rank())
     agreement, shared = Agreement(None, timeout_s=20), random.Random("shared")
-    for _ in range(40):
-        step_ms, limit_ms = shared.choice([20.0, 300.0]), shared.choice([1.0, 5.0, 9.0])
-        number, way = shared.choice([1, 2]), Way(Moves.GROUPS)
-        watched, answers = Watch(agreement, limit_ms, step_ms, number), list[int]()
-        for step in range(shared.randint(1, 500)):
-            if watched.is_slow():
-                answers.append(step)
-            for _ in range(own.choice([0, 1, 1, 2])):
-                watched.note_launches(way, own.uniform(0.0, 10.0))
-            if own.random() < 0.005:
-                time.sleep(0.01)
-        _all_said(answers)
+    votes = agreement.votes()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(watch, "loop_us", lambda: own.uniform(8.0, 20.0))
+        patched.setattr(watch, "_LOOPS_APART_S", 0.0)
+        for _ in range(40):
+            step_ms, num_doublings, way = shared.choice([10.0, 300.0]), shared.choice([0, 1]), Way(Moves.GROUPS)
+            watches_one_batch = shared.random() < 0.5
+            slow = (
+                {"slow_us": own.choice([17.0, 19.0, float("inf")])}
+                if watches_one_batch
+                else {"limit_ms": shared.choice([1.0, 5.0, 9.0])}
+            )
+            watched, answers = Watch(agreement, votes, step_ms, num_doublings, **slow), list[int]()
+            for step in range(shared.randint(1, 300)):
+                if watched.has_changed():
+                    answers.append(step)
+                for _ in range(own.choice([0, 1, 1, 2])):
+                    watched.note_launches(way, own.uniform(0.0, 10.0))
+                if own.random() < 0.005:
+                    time.sleep(0.01)
+            _all_said(answers)
 
 
 def a_rank_that_makes_more_calls(device: str) -> None:
+    """It waits once, and then there are no more votes on any rank."""
     votes, rank = Agreement(None, timeout_s=0.3).votes(), dist.get_rank()
-    assert not votes.vote(says_yes=rank == 0)
+    assert votes.vote(says_yes=rank == 0) is None, "there is no question before the first"
     dist.barrier()
     assert votes.vote(says_yes=False), "of rank 0"
     dist.barrier()
     if rank == 0:
-        assert not votes.vote(says_yes=False)
-        with pytest.raises(BatchesError, match=r"rank 0 has waited 0\.3 s for other ranks"):
-            votes.vote(says_yes=False)
+        answers = [votes.vote(says_yes=False) for _ in range(2)]
+        assert answers == [False, None]
+        began_s = time.perf_counter()
+        assert votes.vote(says_yes=True) is None
+        assert time.perf_counter() - began_s < 0.1, "it does not wait again"
+    dist.barrier()
+    if rank != 0:
+        answers = [votes.vote(says_yes=True) for _ in range(3)]
+        assert answers == [False, None, None]
     dist.barrier()
 
 
 WATCHES: dict[str, Case] = {
     "a_host_that_becomes_slow": a_host_that_becomes_slow,
+    "a_host_that_becomes_fast": a_host_that_becomes_fast,
     "a_host_that_is_slow_for_a_moment": a_host_that_is_slow_for_a_moment,
     "watches_that_agree": watches_that_agree,
     "a_rank_that_makes_more_calls": a_rank_that_makes_more_calls,

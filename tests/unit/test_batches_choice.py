@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections import OrderedDict
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -323,40 +321,6 @@ def test_reports_say_why() -> None:
         "note: dropout",
     ):
         assert line in str(report)
-
-
-@pytest.mark.parametrize(("in_a_handle", "right"), [(10.2, 1), (9.7, 0)])
-def test_the_benchmark_compares_captured_ways_as_the_handle_has_them(in_a_handle: float, right: int) -> None:
-    from benchmarks.batches import num_right
-
-    case, chose = "0: a model, captured", "process groups, captured"
-    times = {"one batch": 9.5, "crossfade": 10.0, "crossfade, one batch": in_a_handle}
-    times |= {"crossfade, process groups": 10.0, "crossfade, copy engines": 11.0}
-    rows: list[dict[str, object]] = [{"case": case, "side": side, "ms": taken} for side, taken in times.items()]
-    rows.append({"case": case, "side": "crossfade", "way": chose})
-    assert num_right(rows) == (
-        f"the chosen way is within 2 % of the best one in {right} of 1 cases, crossfade's own time in 0"
-    )
-
-
-def test_the_benchmark_tells_medians_and_what_went_wrong(tmp_path: Path) -> None:
-    from benchmarks.batches import read, table, text
-
-    rows: list[dict[str, object]] = [
-        {"case": "a", "side": side, "ms": taken}
-        for side, times in {"one batch": (10.0, 12.0, 11.0), "halves, NCCL": (9.0,), "crossfade": (10.0, 10.0)}.items()
-        for taken in times
-    ]
-    rows += [
-        {"case": "a", "side": "crossfade", "is_right": True, "error": 0.0},
-        {"case": "b", "failed": "rank 1: hung"},
-    ]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    lines = table(read(tmp_path)).markdown().splitlines()
-    assert "11.00 (10.00 to 12.00)" in lines[3]
-    assert "| 1.100 | 0.900 |" in lines[3]
-    assert "rank 1: hung" in lines[4]
-    assert "- c: there was no time left" in text(read(tmp_path), ["c: there was no time left"], "command")
 
 
 LEAVES = st.sampled_from(

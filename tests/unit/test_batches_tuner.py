@@ -88,7 +88,7 @@ def test_what_a_rank_waits_for_others_is_no_launch(nvml: FakeNvml, monkeypatch: 
     agreement: Any = SimpleNamespace(waited_s=5.0, group=None)
     monkeypatch.setattr(tuner, "line_up", lambda group, device: None)
     monkeypatch.setattr(tuner, "maximum", lambda values, group, device: values)
-    measured = tuner.Tuner([ONE, GROUPS], "", agreement, "cuda", 2)
+    measured = tuner.Tuner([ONE, GROUPS], "", agreement, "cuda", 2, watches=False)
     while measured.chosen is None:
         step = measured.begin()
         step.began_s -= 0.5 + 0.05

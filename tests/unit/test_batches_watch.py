@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +11,6 @@ import pytest
 pytest.importorskip("torch", reason="batches are torch's")
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from crossfade.batches import tuner
@@ -77,7 +75,7 @@ def test_a_way_whose_host_became_slow_gives_way_to_one_batch(monkeypatch: pytest
     host.launches_ms = 1700.0
     host.steps(2 * LEAST_STEPS)
     assert host.tuner.chosen is None
-    assert host.tuner.report().reason.startswith("its launches have become slower than one batch")
+    assert host.tuner.report().reason == "the host has become slower; ways are measured again"
     host.settle()
     assert host.tuner.chosen == ONE
     assert "its launches take 100% of that: capture" in host.tuner.report().reason
@@ -112,31 +110,6 @@ def test_a_captured_call_is_no_step_of_a_watch_or_a_measurement(monkeypatch: pyt
     host.is_capturing = False
     assert len(host.tuner._calibration._trials) == num_left
     assert host.begin().way == ONE
-
-
-def test_votes_are_over_when_the_store_is_gone() -> None:
-    class Gone:
-        num_asked = 0
-
-        def add(self, key: str, value: int) -> int:
-            self.num_asked += 1
-            raise dist.DistNetworkError("Broken pipe")
-
-    store = Gone()
-    votes = Votes(store, 2, timedelta(seconds=1))
-    assert not any(votes.vote(says_yes=True) for _ in range(3))
-    assert store.num_asked == 1, "torch prints a warning each time"
-
-
-def test_no_vote_is_left_in_the_store_but_the_last_ones() -> None:
-    store = HashStore()
-    votes = [Votes(store, 3, timedelta(seconds=1)) for _ in range(3)]
-    for number in range(1, 20):
-        with ThreadPoolExecutor(3) as ranks:
-            says_yes = [number % 4 == 0 and rank == 1 for rank in range(3)]
-            answers = set(ranks.map(lambda each, says: each.vote(says_yes=says), votes, says_yes))
-        assert answers == {number % 4 == 1 and number > 1}
-    assert store.num_keys() <= 5
 
 
 def test_a_backward_behind_the_next_forward_counts_for_its_own_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,9 @@ _COUNTS: dict[tuple[str, Ranks], Iterator[int]] = {}
 store may be the one of before.
 """
 
+_MOST_WAITED = timedelta(seconds=5)
+"""For a vote: ranks that run whole batches need not make the same calls."""
+
 
 class Agreement:
     """One rank's side of comparisons within a process group and its subgroups.
@@ -109,7 +112,7 @@ class Agreement:
         """A new sequence of questions to vote on. All ranks call this in one order."""
         inside: Any = dist.distributed_c10d
         store = inside.PrefixStore(f"votes {next(self._num_votes)}", self._store)
-        return Votes(store, len(self._ranks), self._limit)
+        return Votes(store, len(self._ranks), min(self._limit, _MOST_WAITED))
 
     @contextmanager
     def following(self, order: Mapping[ProcessGroup | None, Sequence[Issued]]) -> Iterator[None]:

@@ -43,8 +43,8 @@ LEAST_GAIN, LEAST_GAIN_AGAIN = 0.02, 0.01
 CLOSE, CLOSE_MS = 0.05, 0.25
 """Ways that take at most so much longer than the fastest one, the one or the other, are timed again."""
 HOST_BOUND, CLOSE_ON_HOST = 0.7, 0.4
-"""An eager interleaved way is bound by the host if its launches take this share of its time or more. It is timed again if it is the
-fastest one, or takes at most so much longer: by so much a core of a virtual host is faster at one moment than at another.
+"""An eager interleaved way is bound by the host if its launches take this share of its time or more. It is timed again if the
+fastest one is too, or if it takes at most so much longer: by so much a virtual host is faster at one moment than at another.
 """
 WARM_MS = 8_000.0
 _NUM_ROUNDS = 2
@@ -134,10 +134,12 @@ class Calibration:
 
     Args:
         ways: one batch first.
+        compares_again: whether there may be a second comparison.
     """
 
-    def __init__(self, ways: Sequence[Way]) -> None:
+    def __init__(self, ways: Sequence[Way], *, compares_again: bool = True) -> None:
         self.ways = list(ways)
+        self._compares_again = compares_again
         self._timed: dict[Way, list[_Timed]] = {way: [] for way in ways}
         self._trials = deque(trials(ways))
         self._again: dict[Way, _Again] = {}
@@ -172,12 +174,19 @@ class Calibration:
 
         def is_rival(way: Way) -> bool:
             share = CLOSE_ON_HOST if way in bound else CLOSE
-            return way != best and times_ms[way] <= step_ms + max(share * step_ms, CLOSE_MS)
+            is_near = times_ms[way] <= step_ms + max(share * step_ms, CLOSE_MS)
+            return way != best and (is_near or {way, best} <= bound)
 
         rivals = [way for way in self.ways if is_rival(way)]
         is_between_ways = any(way.moves is not Moves.ONE for way in (best, *rivals))
-        if self._again or not (rivals or best in bound) or not is_between_ways or not math.isfinite(step_ms):
+        if (
+            not self._compares_again
+            or not (rivals or best in bound)
+            or not is_between_ways
+            or not math.isfinite(step_ms)
+        ):
             return False
+        self._compares_again = False
         plain = min((way for way in self.ways if way.moves is Moves.ONE), key=lambda way: times_ms[way])
         self.ways = list(dict.fromkeys([best, *rivals, plain]))
         self._again = {way: _Again() for way in self.ways}

@@ -44,7 +44,8 @@ _MODES: tuple[Callable[[], object], ...] = (
 class Runner:
     """What the calls of one handle share: streams, carriers, and the agreement with the other ranks.
 
-    ``watches``: whether a choice is measured again where its launches have become slow; not where shapes differ from call to call.
+    ``watches``: whether ways are measured again where the host has become slower or faster; not where shapes differ from call to
+    call.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class Interleaved:
             return self.module(*args, **kwargs)
         key = self._key(args, kwargs)
         tuner = self._last = self._tuners.get(key) or self._open(key, args, kwargs)
-        if tuner.chosen == _WHOLE:
+        if tuner.chosen == _WHOLE and not tuner.is_watched:
             return self._run_whole(args, kwargs)
         step = tuner.begin()
         if step.way.is_captured:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from crossfade.batches.agreement import Agreement, line_up, maximum
-from crossfade.batches.calibration import Calibration, Moves, Trial, Way, choose, is_host_bound
+from crossfade.batches.calibration import Calibration, Moves, Trial, Way, choose
 from crossfade.batches.parts import Run
 from crossfade.batches.report import BatchesReport, Counts, hidden_of, why_no_gain, why_not_hidden
 from crossfade.batches.spans import Mark, mark, us_between
 from crossfade.batches.tensors import leaves_of, signature
-from crossfade.batches.watch import Watch
+from crossfade.batches.watch import Watch, Watcher
 from crossfade.device.clocks import GpuClocks, GpuLoad, Sample
 
 
@@ -63,7 +63,7 @@ class Tuner:
         reason: why there is but one.
         agreement: with the other ranks; None where there are none.
         num_batches: for the report.
-        watches: measure again where the launches of the choice have become slower than one batch.
+        watches: measure again where the host has become so slow or so fast that another way may be the fastest.
     """
 
     def __init__(
@@ -84,9 +84,8 @@ class Tuner:
         self.device = device
         self._num_batches = num_batches
         self._calibration = Calibration(ways)
-        self._watches = watches and agreement is not None and self.on_gpu
-        self._watch: Watch | None = None  # of the choice
-        self._num_watches = 0
+        can_watch = watches and agreement is not None and self.on_gpu and len(ways) > 1
+        self._watcher = Watcher(agreement, ways) if can_watch and agreement is not None else None
         self._times_ms: dict[Way, float] = {}  # the slowest rank's, as are those of launches
         self._launches_ms: dict[Way, float] = {}
         self._is_checked = set[Way]()
@@ -110,6 +109,11 @@ class Tuner:
         return self._calibration.ways if self.chosen is None else [self.chosen]
 
     @property
+    def is_watched(self) -> bool:
+        """Whether the choice is, which another one may follow."""
+        return self._watcher is not None and self._watcher.watch is not None
+
+    @property
     def has_captured(self) -> bool:
         """Whether a captured one is among them."""
         return any(way.is_captured for way in self.ways)
@@ -118,7 +122,7 @@ class Tuner:
         """The next step. When all have been measured, the ranks agree here on a way, or on more steps; a collective then."""
         # Nothing can be timed while the user captures a graph, and a rank may repeat its capture alone: such calls are not counted.
         is_capturing = self.on_gpu and torch.cuda.is_current_stream_capturing()
-        if self._watch is not None and not is_capturing and self._watch.is_slow():
+        if self.chosen is not None and not is_capturing and self._watcher is not None and self._watcher.has_changed():
             self._measure_again()
         trial = None if is_capturing else self._next()
         step = Step(self.chosen or Way(self._best().moves) if trial is None else trial.way)
@@ -127,8 +131,10 @@ class Tuner:
             step.counted_by = self._calibration if trial.counts_launches else None
             if trial.begins_idle:
                 torch.cuda.current_stream().synchronize()  # not the device: a receive of the user's may wait for this call
-        elif not is_capturing:
-            step.counted_by = self._watch
+            if self._watcher is not None:
+                self._watcher.note_measured(trial.way)
+        elif self._watcher is not None and not is_capturing:
+            step.counted_by = self._watcher.counter
         is_interleaved = step.way.moves is not Moves.ONE
         step.is_checked = is_interleaved and step.way not in self._is_checked and not step.way.is_captured
         self._is_checked.add(step.way)
@@ -264,7 +270,8 @@ class Tuner:
             host_ms = step.host_s * 1e3 if self.on_gpu else None
             calibration.note(step.way, us_between(step.begin, step.end) / 1e3, host_ms, step.num_not_replayed)
         self._timed.clear()
-        figures = [*calibration.times_ms(), *calibration.launches_ms()]
+        own_launches = calibration.launches_ms()
+        figures = [*calibration.times_ms(), *own_launches]
         if self._agreement is not None:
             figures = maximum(figures, self._agreement.group, self.device)
         ways, num = calibration.ways, len(calibration.ways)
@@ -278,7 +285,9 @@ class Tuner:
             return
         self._close_clocks()
         self.chosen = choose(self._times_ms, calibration.least_gain)
-        self._watch = self._new_watch()
+        if self._watcher is not None:
+            own = dict(zip(ways, own_launches, strict=True))
+            self._watcher.begin(self.chosen, self._times_ms, self._launches_ms, own, calibration.least_gain)
         if self._obstacle:
             self.reason = self._obstacle
         elif self.chosen.moves is Moves.ONE:
@@ -289,25 +298,17 @@ class Tuner:
             single = min(taken for way, taken in self._times_ms.items() if way.moves is Moves.ONE)
             self.reason = f"it takes {self._times_ms[self.chosen] / single:.3f} of one batch's time"
 
-    def _new_watch(self) -> Watch | None:
-        """Watches the choice if a slower host would make one batch faster than it; None if not."""
-        way, plain = self.chosen, Way(Moves.ONE)
-        if way is None or not self._watches or plain not in self._times_ms:
-            return None
-        if not is_host_bound(way, self._times_ms[way], self._launches_ms[way]):
-            return None
-        assert self._agreement is not None, "it watches"
-        self._num_watches += 1
-        return Watch(self._agreement, self._times_ms[plain], self._times_ms[way], self._num_watches)
-
     def _measure_again(self) -> None:
-        """Starts another calibration, of the choice and of one batch."""
+        """Starts another calibration, of the first steps only: that is what another speed of the host may be worth."""
         assert self.chosen is not None, "it was watched"
-        self._calibration = Calibration([Way(Moves.ONE), self.chosen])
-        self.chosen = self._watch = self._recorded = None
+        assert self._watcher is not None, "it was watched"
+        self.reason = (
+            f"the host has become {'faster' if self.chosen.moves is Moves.ONE else 'slower'}; ways are measured again"
+        )
+        self._calibration = Calibration(self._watcher.ways, compares_again=False)
+        self.chosen = self._recorded = None
         self._has_recorded = False
         self._samples.clear()
-        self.reason = "its launches have become slower than one batch; both are measured again"
 
     def report(self) -> BatchesReport:
         """What is known so far. Waits for the GPU where a recorded run is told for the first time."""
@@ -320,7 +321,7 @@ class Tuner:
             host_ms={str(way): taken for way, taken in self._launches_ms.items() if taken},
             load=self._load,
             counts=self._counts,
-            notes=(*self.notes, *self._notes_of_counts()),
+            notes=(*self.notes, *self._notes_of_counts(), *self._notes_of_host()),
         )
         if self._recorded is None:
             return said
@@ -339,6 +340,12 @@ class Tuner:
         if len(set(self._counts.collectives)) <= 1:
             return []
         return [f"the batches issue different numbers of collectives: {', '.join(map(str, self._counts.collectives))}"]
+
+    def _notes_of_host(self) -> list[str]:
+        number = 0 if self._watcher is None else self._watcher.num_changes
+        return (
+            [f"times that the host became slower or faster, and ways were measured again: {number}"] if number else []
+        )
 
 
 def _around_backward(output: Any, begin: Callable[[], Any], end: Callable[[], Any]) -> bool:

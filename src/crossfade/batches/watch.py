@@ -1,57 +1,230 @@
-"""Detects that the launches of a chosen way have become slower than one batch.
+"""Detects that a host has become slower or faster than it was while ways were measured, so that another way may be the fastest.
 
-The speed of a host changes. (Two H200 in a virtual machine: one core of an idle machine launched 400 small kernels in 2.8 ms or
-in 4.1, for a tenth of a second or for minutes. Interleaved experts took 14.3 ms in ten seconds of measuring, and 18.3 in most steps
-after that; one batch, which waits for the GPU, took 15.4 in all of them.)
+The speed of a host changes, and with it that of an interleaved way whose time is that of its launches. (Two H200 in a virtual
+machine: launches of two halves took 5.4 ms or 9.5, for seconds or for minutes, and one batch, which waits for the GPU, 6.6 in all
+of them. A loop in Python took 11 us or 17 meanwhile, whatever ran before it.)
 
-Each rank votes at the end of a window of steps, and reads the votes at the end of the next one: none waits for another one, nor for
-its GPU.
+While such a way is the choice, its own launches tell that a host has become slow. Those of one batch do not tell that it has become
+fast: where they are ahead of the GPU they wait for a full queue. So where one batch is the choice, a loop is timed now and then.
+
+Each rank votes at the end of a window of steps, and reads the votes at the end of the next one: none waits for its GPU, nor for a
+rank that is less than a window behind.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
 
 from crossfade.batches.agreement import Agreement
-from crossfade.batches.calibration import Launches, Way
+from crossfade.batches.calibration import Launches, Moves, Way, is_host_bound
+from crossfade.batches.votes import Votes
 
-WINDOW_MS = 500.0
-LEAST_STEPS = 16
+WINDOW_MS = 100.0
+LEAST_STEPS = 8
+FASTER = 0.75
+"""A host is faster than it was where the loop takes this share of what it took."""
+HOSTS_DIFFER = 2.0
+"""So many times as long the same launches take on a slow host, at most."""
+_LOOP_LENGTH, _LOOPS_APART_S = 300, 0.01
+_SHORT_LIFE, _MOST_DOUBLINGS = 8, 6
+"""A choice that was watched for fewer windows did not last. Windows are doubled so often at most."""
+
+
+def loop_us() -> float:
+    """How long this host takes for a small piece of work: some 10 us, more on a slow one."""
+    begin_ns, total = time.perf_counter_ns(), 0
+    for each in range(_LOOP_LENGTH):
+        total += each
+    return (time.perf_counter_ns() - begin_ns) / 1e3
 
 
 class Watch:
-    """Adds up the launches of a chosen way on one rank. All ranks make their watches in one order, and begin equally many steps.
+    """Watches a choice on one rank. All ranks make their watches in one order, and begin equally many steps.
 
     A step whose output has gradients counts when its backward has ended, and not at all without one.
 
     Args:
-        agreement: with the other ranks.
-        limit_ms: what a step of one batch took.
-        step_ms: what a step of the choice took. Both are alike on all ranks.
-        number: how many watches this kind of call has had, with this one: each has windows twice as long as the one before, since
-            to measure again costs steps.
+        votes: of all ranks; one watch after the other may use them.
+        step_ms: what a step of the choice took; alike on all ranks.
+        num_doublings: windows are twice as long so often; alike on all ranks.
+        limit_ms: where an interleaved way is the choice: its launches take longer on a host that has become slow. Alike on all
+            ranks.
+        slow_us: where one batch is the choice: how long the loop took while the interleaved way was measured. Infinite on a rank
+            that is not to blame for it.
     """
 
-    def __init__(self, agreement: Agreement, limit_ms: float, step_ms: float, number: int) -> None:
+    def __init__(
+        self,
+        agreement: Agreement,
+        votes: Votes,
+        step_ms: float,
+        num_doublings: int = 0,
+        *,
+        limit_ms: float | None = None,
+        slow_us: float = math.inf,
+    ) -> None:
         self._agreement = agreement
-        self._votes = agreement.votes()
+        self._votes = votes
         self._limit_ms = limit_ms
-        self.window = max(LEAST_STEPS, math.ceil(WINDOW_MS / step_ms)) << (number - 1)
+        self._slow_us = slow_us
+        self.window = max(LEAST_STEPS, math.ceil(WINDOW_MS / step_ms)) << num_doublings
         self._num_steps = 0
         self._launches = Launches()
+        self._loops_us: list[float] = []
+        self._looped_s = -math.inf
+
+    @property
+    def counts_launches(self) -> bool:
+        """Whether those of its steps are noted: an interleaved way is the choice."""
+        return self._limit_ms is not None
+
+    @property
+    def num_windows(self) -> int:
+        """How many have ended."""
+        return self._num_steps // self.window
 
     def note_launches(self, way: Way, host_ms: float, num_not_replayed: int = 0) -> None:
         """A step's. As of `Calibration`; the way is the choice."""
         self._launches.add(host_ms)
 
-    def is_slow(self) -> bool:
-        """Called when a step begins. Whether, on some rank, the launches of the window before the last took longer than one batch.
+    def has_changed(self) -> bool:
+        """Called when a step begins. Whether another way may be the fastest: in the window before the last a rank's host was slow,
+        or, where one batch is the choice, no rank's was.
 
         The answer is the same on all ranks in the same step. False where the process group is destroyed, since nothing can be
         measured then.
         """
         self._num_steps += 1
+        if not self.counts_launches and time.perf_counter() - self._looped_s > _LOOPS_APART_S:
+            self._loops_us.append(loop_us())
+            self._looped_s = time.perf_counter()
         if self._num_steps % self.window or not self._agreement.has_group:
             return False
-        taken_ms, self._launches = self._launches.mean_ms() or 0.0, Launches()
-        return self._votes.vote(says_yes=taken_ms > self._limit_ms)
+        answer = self._votes.vote(says_yes=self._is_slow())
+        if answer is None or self.num_windows == 1:  # that one is about a watch before this one
+            return False
+        return answer is self.counts_launches
+
+    def _is_slow(self) -> bool:
+        """In the window that ends; which is cleared."""
+        launches, self._launches = self._launches, Launches()
+        loops_us, self._loops_us = self._loops_us, []
+        if self._limit_ms is not None:
+            return (launches.mean_ms() or 0.0) > self._limit_ms
+        return _median(loops_us) > FASTER * self._slow_us
+
+
+class Patience:
+    """How often windows are doubled, since to measure again costs steps: of an interleaved choice, and of one batch.
+
+    Those of a choice are doubled when it was measured again and is the choice again. Those of one batch also when an interleaved
+    way was the choice for a short time only: on a host whose speed changes so soon, one batch loses least.
+    """
+
+    def __init__(self) -> None:
+        self._doublings = {False: 0, True: 0}  # by whether one batch is the choice
+
+    def note(self, *, was_single: bool, is_single: bool, num_windows: int) -> None:
+        """Ways were measured again: what was the choice, for how many windows, and what is."""
+        if was_single == is_single:
+            self._doublings[was_single] += 1
+        elif not was_single:
+            self._doublings[False] = 0
+            self._doublings[True] = 0 if num_windows >= _SHORT_LIFE else self._doublings[True] + 1
+
+    def num_doublings(self, *, is_single: bool) -> int:
+        """Of the next watch's windows."""
+        return min(self._doublings[is_single], _MOST_DOUBLINGS)
+
+
+class Watcher:
+    """Knows what is to be watched of a choice, on one rank, and what the choices before it have shown.
+
+    Attributes:
+        watch: of the choice; None if none is to be watched, or there is none.
+        ways: what is measured again: eager ones, since a captured one has few launches.
+        num_changes: how often a host has changed.
+
+    Args:
+        ways: that are measured first.
+    """
+
+    def __init__(self, agreement: Agreement, ways: Sequence[Way]) -> None:
+        self.ways = [way for way in ways if not way.is_captured]
+        self.watch: Watch | None = None
+        self.num_changes = 0
+        self._has_captured = len(self.ways) < len(ways)
+        self._agreement = agreement
+        self._votes: Votes | None = None
+        self._patience = Patience()
+        self._before: Watch | None = None
+        self._loops_us: dict[Way, list[float]] = {}
+
+    @property
+    def counter(self) -> Watch | None:
+        """Of the launches of the choice's steps, where they are noted."""
+        return self.watch if self.watch is not None and self.watch.counts_launches else None
+
+    def note_measured(self, way: Way) -> None:
+        """A step of a calibration begins."""
+        if way.moves is not Moves.ONE and not way.is_captured:
+            self._loops_us.setdefault(way, []).append(loop_us())
+
+    def has_changed(self) -> bool:
+        """As of `Watch`. The watch is over when it has."""
+        if self.watch is None or not self.watch.has_changed():
+            return False
+        self._before, self.watch = self.watch, None
+        self.num_changes += 1
+        self._loops_us.clear()
+        return True
+
+    def begin(
+        self,
+        chosen: Way,
+        times_ms: Mapping[Way, float],
+        launches_ms: Mapping[Way, float],
+        own_launches_ms: Mapping[Way, float],
+        least_gain: float,
+    ) -> None:
+        """A way is chosen: it is watched from now on, if on a slower or a faster host another one may be the fastest.
+
+        Times and launches are the slowest rank's, and ``own_launches_ms`` this one's. ``least_gain``: by how much a way had to win.
+        """
+        plain = Way(Moves.ONE)
+        if self._before is not None:
+            self._patience.note(
+                was_single=not self._before.counts_launches,
+                is_single=chosen == plain,
+                num_windows=self._before.num_windows,
+            )
+        if plain not in times_ms:
+            return
+        bound = [way for way in self.ways if way in times_ms and is_host_bound(way, times_ms[way], launches_ms[way])]
+        if chosen in bound:
+            self.watch = self._watch(times_ms[chosen], is_single=False, limit_ms=times_ms[plain])
+        elif chosen == plain and bound and not self._has_captured:
+            rival = min(bound, key=lambda way: launches_ms[way])
+            limit_ms = times_ms[plain] / (1 + least_gain)  # with launches as short as that it would have been chosen
+            if limit_ms < launches_ms[rival] <= HOSTS_DIFFER * limit_ms:
+                is_to_blame = own_launches_ms[rival] > limit_ms
+                slow_us = _upper_quartile(self._loops_us[rival]) if is_to_blame else math.inf
+                self.watch = self._watch(times_ms[plain], is_single=True, slow_us=slow_us)
+
+    def _watch(self, step_ms: float, *, is_single: bool, **slow: float) -> Watch:
+        if self._votes is None:
+            self._votes = self._agreement.votes()
+        num_doublings = self._patience.num_doublings(is_single=is_single)
+        return Watch(self._agreement, self._votes, step_ms, num_doublings, **slow)
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else math.inf
+
+
+def _upper_quartile(values: Sequence[float]) -> float:
+    """What is as long as the slowest quarter: a host may have been fast in between."""
+    return sorted(values)[len(values) * 3 // 4]
