@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from crossfade.batches import agreement as batches_agreement
 from crossfade.batches import calibration, interleave, interleaved, tuner, watch
 from crossfade.batches.agreement import Agreement
 from crossfade.batches.calibration import Moves, Way
@@ -30,10 +32,14 @@ SHORT_WINDOW = 4
 
 
 class Slowing(nn.Module):
-    """A batch by itself keeps the device busy for `WHOLE_MS`; an interleaved one keeps the host busy for ``part_ms``."""
+    """A batch by itself keeps the device busy for `WHOLE_MS`; an interleaved one keeps the host busy for ``part_ms``.
 
-    def __init__(self) -> None:
+    Sums over all ranks, or calls a group of one's own for nothing.
+    """
+
+    def __init__(self, group: Any = None) -> None:
         super().__init__()
+        self.group = group
         self.part_ms = FAST_MS
         self.scale = nn.Parameter(torch.ones(1))
 
@@ -45,7 +51,10 @@ class Slowing(nn.Module):
             busy(int(WHOLE_MS * 1e6 * 1.5))  # cycles
         else:
             time.sleep(WHOLE_MS / 1e3)
-        return all_sum(x * self.scale)
+        if self.group is None:
+            return all_sum(x * self.scale)
+        dist.all_reduce(torch.ones(1, device=x.device), group=self.group)
+        return x * self.scale
 
 
 @contextmanager
@@ -88,10 +97,10 @@ def _handle(model: Slowing, device: str) -> tuple[Any, Callable[[], None]]:
     def step() -> None:
         model.zero_grad()
         output = handle(x)
-        assert torch.equal(output, x * dist.get_world_size())
+        assert torch.equal(output, x * dist.get_world_size(model.group))
         output.sum().backward()
         assert model.scale.grad is not None
-        assert model.scale.grad.item() == x.sum().item() * dist.get_world_size()
+        assert model.scale.grad.item() == x.sum().item() * dist.get_world_size(model.group)
 
     return handle, step
 
@@ -149,7 +158,7 @@ def a_host_that_is_slow_for_a_moment(device: str) -> None:
         _until(steps, step, is_settled=True)
         assert steps.report().way != "one batch", steps.report()
         for number in range(2):
-            assert steps._last._watcher.watch.window == SHORT_WINDOW << number
+            assert steps._last._watcher._watch.window == SHORT_WINDOW << number
             model.part_ms = SLOWEST_MS
             numbers = [_until(steps, step, is_settled=False)]
             model.part_ms = FAST_MS
@@ -181,6 +190,31 @@ def a_host_that_becomes_fast(device: str) -> None:
             _all_said(numbers)
 
 
+def ranks_that_make_different_numbers_of_calls(device: str) -> None:
+    """Of whole batches, whose collectives are each rank's own. One waits for the other once, and the choice stays."""
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    model, rank = Slowing(groups[dist.get_rank()]).to(device), dist.get_rank()
+    with short_measuring(device), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(watch, "loop_us", lambda: 10.0 if model.part_ms == FAST_MS else 17.0)
+        patched.setattr(batches_agreement, "_MOST_WAITED", timedelta(seconds=0.3))
+        model.part_ms = SLOW_MS
+        handle, step = _handle(model, device)
+        _until(handle, step, is_settled=True)
+        assert handle.report().way == "one batch", handle.report()
+        dist.barrier()
+        for each in range(dist.get_world_size()):
+            if rank == each:
+                for _ in range(4 * SHORT_WINDOW):
+                    step()
+            dist.barrier()
+        model.part_ms = FAST_MS
+        for _ in range(6 * SHORT_WINDOW):
+            step()
+        assert handle.report().way == "one batch", handle.report()
+        assert handle.report().is_settled
+        assert "the ranks make different numbers of calls" in str(handle.report())
+
+
 def watches_that_agree(device: str) -> None:
     """Ranks of random speeds, with random pauses, have the same answers in the same steps."""
     own = random.Random(dist.get_rank())
@@ -197,7 +231,7 @@ def watches_that_agree(device: str) -> None:
                 if watches_one_batch
                 else {"limit_ms": shared.choice([1.0, 5.0, 9.0])}
             )
-            watched, answers = Watch(agreement, votes, step_ms, num_doublings, **slow), list[int]()
+            watched, answers = Watch(votes, step_ms, num_doublings, **slow), list[int]()
             for step in range(shared.randint(1, 300)):
                 if watched.has_changed():
                     answers.append(step)
@@ -232,6 +266,7 @@ WATCHES: dict[str, Case] = {
     "a_host_that_becomes_slow": a_host_that_becomes_slow,
     "a_host_that_becomes_fast": a_host_that_becomes_fast,
     "a_host_that_is_slow_for_a_moment": a_host_that_is_slow_for_a_moment,
+    "ranks_that_make_different_numbers_of_calls": ranks_that_make_different_numbers_of_calls,
     "watches_that_agree": watches_that_agree,
     "a_rank_that_makes_more_calls": a_rank_that_makes_more_calls,
 }

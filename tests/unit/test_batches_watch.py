@@ -31,7 +31,7 @@ class Alone:
 
     def votes(self) -> Votes:
         store = HashStore()
-        return Votes(store, 1, timedelta(seconds=1))
+        return Votes(store, 0, 1, timedelta(seconds=1))
 
 
 class Host:

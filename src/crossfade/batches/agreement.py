@@ -112,7 +112,8 @@ class Agreement:
         """A new sequence of questions to vote on. All ranks call this in one order."""
         inside: Any = dist.distributed_c10d
         store = inside.PrefixStore(f"votes {next(self._num_votes)}", self._store)
-        return Votes(store, len(self._ranks), min(self._limit, _MOST_WAITED))
+        index = self._ranks.index(dist.get_rank())
+        return Votes(store, index, len(self._ranks), min(self._limit, _MOST_WAITED))
 
     @contextmanager
     def following(self, order: Mapping[ProcessGroup | None, Sequence[Issued]]) -> Iterator[None]:

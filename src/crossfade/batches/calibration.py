@@ -134,14 +134,15 @@ class Calibration:
 
     Args:
         ways: one batch first.
-        compares_again: whether there may be a second comparison.
+        is_again: its ways were measured before: there is no second comparison, and no step lines up the ranks by a collective.
     """
 
-    def __init__(self, ways: Sequence[Way], *, compares_again: bool = True) -> None:
+    def __init__(self, ways: Sequence[Way], *, is_again: bool = False) -> None:
         self.ways = list(ways)
-        self._compares_again = compares_again
+        self.is_again = is_again
+        self._compares_again = not is_again
         self._timed: dict[Way, list[_Timed]] = {way: [] for way in ways}
-        self._trials = deque(trials(ways))
+        self._trials = deque(replace(trial, lines_up=trial.lines_up and not is_again) for trial in trials(ways))
         self._again: dict[Way, _Again] = {}
 
     @property

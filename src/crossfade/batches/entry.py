@@ -35,8 +35,8 @@ def interleave(
 
     The first calls of each kind (shapes, types, training or not) measure the ways, at most 12 calls; on GPUs those that are close,
     or bound by their launches, are compared again for 12 to 15 seconds of calls. Then all ranks settle on the fastest, and on the
-    whole batch where no other wins by 2 % (1 % of those that were compared once more). A chosen way whose launches take most of
-    its time is measured again where the host has become slower. All ranks of the group call it equally often.
+    whole batch where no other wins by 2 % (1 % of those that were compared once more). Where launches decide, ways are measured
+    again, in at most 12 calls, when the host has become slower or faster. All ranks of the group call it equally often.
 
     Args:
         module: any; it is not changed. Its collectives are those of torch.distributed, functional ones and DTensor's included;

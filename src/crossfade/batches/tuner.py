@@ -84,8 +84,10 @@ class Tuner:
         self.device = device
         self._num_batches = num_batches
         self._calibration = Calibration(ways)
-        can_watch = watches and agreement is not None and self.on_gpu and len(ways) > 1
-        self._watcher = Watcher(agreement, ways) if can_watch and agreement is not None else None
+        self._watcher: Watcher | None = None
+        self._before: tuple[Way | None, str] = None, ""  # the choice that was measured again, and its reason
+        if watches and agreement is not None and self.on_gpu and len(ways) > 1:
+            self._watcher = Watcher(agreement, ways)
         self._times_ms: dict[Way, float] = {}  # the slowest rank's, as are those of launches
         self._launches_ms: dict[Way, float] = {}
         self._is_checked = set[Way]()
@@ -111,7 +113,7 @@ class Tuner:
     @property
     def is_watched(self) -> bool:
         """Whether the choice is, which another one may follow."""
-        return self._watcher is not None and self._watcher.watch is not None
+        return self._watcher is not None and self._watcher.is_on
 
     @property
     def has_captured(self) -> bool:
@@ -122,8 +124,8 @@ class Tuner:
         """The next step. When all have been measured, the ranks agree here on a way, or on more steps; a collective then."""
         # Nothing can be timed while the user captures a graph, and a rank may repeat its capture alone: such calls are not counted.
         is_capturing = self.on_gpu and torch.cuda.is_current_stream_capturing()
-        if self.chosen is not None and not is_capturing and self._watcher is not None and self._watcher.has_changed():
-            self._measure_again()
+        if self._watcher is not None and not is_capturing and self._watcher.has_changed():
+            self._measure_again(self._watcher)
         trial = None if is_capturing else self._next()
         step = Step(self.chosen or Way(self._best().moves) if trial is None else trial.way)
         if trial is not None:
@@ -272,7 +274,15 @@ class Tuner:
         self._timed.clear()
         own_launches = calibration.launches_ms()
         figures = [*calibration.times_ms(), *own_launches]
-        if self._agreement is not None:
+        if calibration.is_again:
+            assert self._watcher is not None, "it had them measured again"
+            slowest = self._watcher.maximum(figures)
+            if slowest is None:
+                self._close_clocks()
+                self.chosen, self.reason = self._before
+                return
+            figures = slowest
+        elif self._agreement is not None:
             figures = maximum(figures, self._agreement.group, self.device)
         ways, num = calibration.ways, len(calibration.ways)
         self._times_ms = dict(zip(ways, figures[:num], strict=True))
@@ -298,14 +308,14 @@ class Tuner:
             single = min(taken for way, taken in self._times_ms.items() if way.moves is Moves.ONE)
             self.reason = f"it takes {self._times_ms[self.chosen] / single:.3f} of one batch's time"
 
-    def _measure_again(self) -> None:
+    def _measure_again(self, watcher: Watcher) -> None:
         """Starts another calibration, of the first steps only: that is what another speed of the host may be worth."""
         assert self.chosen is not None, "it was watched"
-        assert self._watcher is not None, "it was watched"
+        self._before = self.chosen, self.reason
         self.reason = (
             f"the host has become {'faster' if self.chosen.moves is Moves.ONE else 'slower'}; ways are measured again"
         )
-        self._calibration = Calibration(self._watcher.ways, compares_again=False)
+        self._calibration = Calibration(watcher.ways, is_again=True)
         self.chosen = self._recorded = None
         self._has_recorded = False
         self._samples.clear()
@@ -342,10 +352,12 @@ class Tuner:
         return [f"the batches issue different numbers of collectives: {', '.join(map(str, self._counts.collectives))}"]
 
     def _notes_of_host(self) -> list[str]:
-        number = 0 if self._watcher is None else self._watcher.num_changes
-        return (
-            [f"times that the host became slower or faster, and ways were measured again: {number}"] if number else []
-        )
+        if self._watcher is None or not (self._watcher.num_again or self._watcher.is_over):
+            return []
+        notes = [f"ways were measured again when the host seemed slower or faster: {self._watcher.num_again} times"]
+        return [*notes, "the choice stays, since the ranks make different numbers of calls"][
+            : 1 + self._watcher.is_over
+        ]
 
 
 def _around_backward(output: Any, begin: Callable[[], Any], end: Callable[[], Any]) -> bool:

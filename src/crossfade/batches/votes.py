@@ -1,68 +1,93 @@
-"""Votes of all ranks, yes or no, on a sequence of questions.
+"""Questions that all ranks answer, through a store: yes or no, or by numbers.
 
-A rank reads the outcome of a question when it votes on the next one, so that no rank waits for a slower one. One that waits for too
-long ends the votes, for all ranks at the same question: they make different numbers of calls.
+One that waits for the others for too long ends the votes, for all ranks at the same question: they make different numbers of calls.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 _YES = 1 << 32
-"""One counter has both numbers: of all votes in its lower 32 bits, of those that say yes above them."""
+"""One counter has both numbers: of all answers in its lower 32 bits, of those that say yes above them."""
 _OVER = "over"
-"""The outcome of a question that not all ranks vote on."""
+"""The outcome of a question that not all ranks answer."""
 
 
 class Votes:
-    """Casts one rank's votes. All ranks vote on the same questions in the same order.
-
-    A vote is two or three short messages to the store, however many ranks there are.
+    """One rank's answers. All ranks answer the same questions in the same order.
 
     Args:
         store: of torch.distributed; with a prefix of its own.
+        index: of this rank, among those that vote.
         num_ranks: that vote.
-        limit: how long a rank waits for the others' votes on the question before.
+        limit: how long a rank waits for the others.
+
+    Attributes:
+        is_over: a rank has waited for too long, or the store is gone, whose process has ended and waits for nobody.
     """
 
-    def __init__(self, store: Any, num_ranks: int, limit: timedelta) -> None:
+    def __init__(self, store: Any, index: int, num_ranks: int, limit: timedelta) -> None:
+        self.is_over = False
         self._store = store
+        self._index = index
         self._num_ranks = num_ranks
         self._limit = limit
         self._number = 0
-        self._is_over = False
+        self._last_values = ""  # this rank's, in the store
 
     def vote(self, *, says_yes: bool) -> bool | None:
-        """Votes on the next question. Gives whether a rank said yes to the one before: the same on all ranks.
+        """Whether a rank said yes to the question before, so that no rank waits for a slower one. The same on all ranks.
 
-        None where there was none, and when the votes are over: a rank has waited for too long, or the store is gone, whose process
-        has ended and waits for nobody.
+        None where there is none before, and when the votes are over. It is a few short messages, however many ranks there are.
         """
-        if self._is_over:
+        if self.is_over:
             return None
         try:
-            answer = self._vote(says_yes)
+            number = self._answer(says_yes)
+            outcome = self._read(number - 1) if number > 1 else None
         except dist.DistNetworkError:
-            answer = _OVER
-        self._is_over = answer == _OVER
-        return None if answer in ("", _OVER) else answer != "0"
+            outcome = _OVER
+        self.is_over = outcome == _OVER
+        return None if outcome is None or self.is_over else outcome != "0"
 
-    def _vote(self, says_yes: bool) -> str:
-        """How many said yes to the question before, in digits."""
+    def maximum(self, values: Sequence[float]) -> list[float] | None:
+        """The largest of the ranks' values, one by one. It waits for all of them. None when the votes are over."""
+        if self.is_over:
+            return None
+        try:
+            own = f"values {self._number + 1} "
+            self._store.set(f"{own}{self._index}", json.dumps(list(values)))
+            self.is_over = self._read(self._answer(says_yes=False)) == _OVER
+            if self.is_over:
+                return None
+            every = [json.loads(self._store.get(f"{own}{index}")) for index in range(self._num_ranks)]
+            if self._last_values:  # all have read those before they answered again
+                self._store.delete_key(self._last_values)
+            self._last_values = f"{own}{self._index}"
+        except dist.DistNetworkError:
+            self.is_over = True
+            return None
+        return [max(each) for each in zip(*every, strict=True)]
+
+    def _answer(self, says_yes: bool) -> int:
+        """The next question; gives its number."""
         self._number += 1
         number = self._number
-        num_yes, num_votes = divmod(self._store.add(f"votes {number}", _YES * says_yes + 1), _YES)
-        if num_votes == self._num_ranks:
+        num_yes, num_answers = divmod(self._store.add(f"answers {number}", _YES * says_yes + 1), _YES)
+        if num_answers == self._num_ranks:
             self._end(number, str(num_yes))
-            for name in ("votes", "yes"):  # all have read that answer before they voted on this question
+            for name in ("answers", "outcome"):  # all have read that one before they answered this question
                 self._store.delete_key(f"{name} {number - 2}")
-        return self._read(number - 1) if number > 1 else ""
+        return number
 
     def _read(self, number: int) -> str:
-        key = f"yes {number}"
+        """How many said yes to a question, in digits."""
+        key = f"outcome {number}"
         try:
             self._store.wait([key], self._limit)
         except dist.DistNetworkError:
@@ -72,5 +97,5 @@ class Votes:
         return self._store.get(key).decode()  # type: ignore[no-any-return]
 
     def _end(self, number: int, outcome: str) -> None:
-        """Of a question, if it has none: a rank may have waited for too long while the last one voted."""
-        self._store.compare_set(f"yes {number}", "", outcome)
+        """Of a question, if it has none: a rank may have waited for too long while the last one answered."""
+        self._store.compare_set(f"outcome {number}", "", outcome)

@@ -28,7 +28,10 @@ FASTER = 0.75
 """A host is faster than it was where the loop takes this share of what it took."""
 HOSTS_DIFFER = 2.0
 """So many times as long the same launches take on a slow host, at most."""
-_LOOP_LENGTH, _LOOPS_APART_S = 300, 0.01
+_LOOP_LENGTH, _LOOPS_APART_S, _NUM_LOOPS = 300, 0.01, 4
+"""Additions of a loop; how long after the last one the next comes; and how many there are before a step that is measured, of which
+some may meet a pause.
+"""
 _SHORT_LIFE, _MOST_DOUBLINGS = 8, 6
 """A choice that was watched for fewer windows did not last. Windows are doubled so often at most."""
 
@@ -58,7 +61,6 @@ class Watch:
 
     def __init__(
         self,
-        agreement: Agreement,
         votes: Votes,
         step_ms: float,
         num_doublings: int = 0,
@@ -66,7 +68,6 @@ class Watch:
         limit_ms: float | None = None,
         slow_us: float = math.inf,
     ) -> None:
-        self._agreement = agreement
         self._votes = votes
         self._limit_ms = limit_ms
         self._slow_us = slow_us
@@ -92,16 +93,13 @@ class Watch:
 
     def has_changed(self) -> bool:
         """Called when a step begins. Whether another way may be the fastest: in the window before the last a rank's host was slow,
-        or, where one batch is the choice, no rank's was.
-
-        The answer is the same on all ranks in the same step. False where the process group is destroyed, since nothing can be
-        measured then.
+        or, where one batch is the choice, no rank's was. The same on all ranks in the same step.
         """
         self._num_steps += 1
-        if not self.counts_launches and time.perf_counter() - self._looped_s > _LOOPS_APART_S:
+        if math.isfinite(self._slow_us) and time.perf_counter() - self._looped_s > _LOOPS_APART_S:
             self._loops_us.append(loop_us())
             self._looped_s = time.perf_counter()
-        if self._num_steps % self.window or not self._agreement.has_group:
+        if self._num_steps % self.window:
             return False
         answer = self._votes.vote(says_yes=self._is_slow())
         if answer is None or self.num_windows == 1:  # that one is about a watch before this one
@@ -114,7 +112,7 @@ class Watch:
         loops_us, self._loops_us = self._loops_us, []
         if self._limit_ms is not None:
             return (launches.mean_ms() or 0.0) > self._limit_ms
-        return _median(loops_us) > FASTER * self._slow_us
+        return bool(loops_us) and statistics.median(loops_us) > FASTER * self._slow_us
 
 
 class Patience:
@@ -144,43 +142,63 @@ class Watcher:
     """Knows what is to be watched of a choice, on one rank, and what the choices before it have shown.
 
     Attributes:
-        watch: of the choice; None if none is to be watched, or there is none.
         ways: what is measured again: eager ones, since a captured one has few launches.
-        num_changes: how often a host has changed.
+        num_again: how often ways were measured again.
 
     Args:
+        agreement: with the other ranks.
         ways: that are measured first.
     """
 
     def __init__(self, agreement: Agreement, ways: Sequence[Way]) -> None:
         self.ways = [way for way in ways if not way.is_captured]
-        self.watch: Watch | None = None
-        self.num_changes = 0
-        self._has_captured = len(self.ways) < len(ways)
+        self.num_again = 0
         self._agreement = agreement
         self._votes: Votes | None = None
         self._patience = Patience()
+        self._watch: Watch | None = None  # of the choice
         self._before: Watch | None = None
         self._loops_us: dict[Way, list[float]] = {}
 
     @property
+    def is_on(self) -> bool:
+        """Whether the choice is watched."""
+        return self._watch is not None
+
+    @property
     def counter(self) -> Watch | None:
         """Of the launches of the choice's steps, where they are noted."""
-        return self.watch if self.watch is not None and self.watch.counts_launches else None
+        return self._watch if self._watch is not None and self._watch.counts_launches else None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is watched any more, since the ranks make different numbers of calls."""
+        return self._votes is not None and self._votes.is_over
 
     def note_measured(self, way: Way) -> None:
         """A step of a calibration begins."""
         if way.moves is not Moves.ONE and not way.is_captured:
-            self._loops_us.setdefault(way, []).append(loop_us())
+            self._loops_us.setdefault(way, []).extend(loop_us() for _ in range(_NUM_LOOPS))
 
     def has_changed(self) -> bool:
-        """As of `Watch`. The watch is over when it has."""
-        if self.watch is None or not self.watch.has_changed():
+        """As of `Watch`. False where the process group is destroyed, since nothing can be measured then."""
+        if self._watch is None or not self._agreement.has_group:
             return False
-        self._before, self.watch = self.watch, None
-        self.num_changes += 1
-        self._loops_us.clear()
-        return True
+        has_changed = self._watch.has_changed()
+        if has_changed or self.is_over:
+            self._before, self._watch = self._watch, None
+        if has_changed:
+            self.num_again += 1
+            self._loops_us.clear()
+        return has_changed
+
+    def maximum(self, values: Sequence[float]) -> list[float] | None:
+        """What ways that were measured again took the slowest rank. None where ranks make different numbers of calls.
+
+        It is no collective: where they do, others may come between the calls.
+        """
+        assert self._votes is not None, "it has changed"
+        return self._votes.maximum(values)
 
     def begin(
         self,
@@ -201,28 +219,25 @@ class Watcher:
                 is_single=chosen == plain,
                 num_windows=self._before.num_windows,
             )
-        if plain not in times_ms:
-            return
-        bound = [way for way in self.ways if way in times_ms and is_host_bound(way, times_ms[way], launches_ms[way])]
-        if chosen in bound:
-            self.watch = self._watch(times_ms[chosen], is_single=False, limit_ms=times_ms[plain])
-        elif chosen == plain and bound and not self._has_captured:
-            rival = min(bound, key=lambda way: launches_ms[way])
+        bound = [way for way in times_ms if is_host_bound(way, times_ms[way], launches_ms[way])]
+        others = [way for way in times_ms if way not in bound]
+        if chosen in bound and others:
+            limit_ms = min(times_ms[way] for way in others)
+            self._watch = self._new_watch(times_ms[chosen], is_single=False, limit_ms=limit_ms)
+        elif chosen == plain and not any(way.is_captured for way in times_ms):
             limit_ms = times_ms[plain] / (1 + least_gain)  # with launches as short as that it would have been chosen
-            if limit_ms < launches_ms[rival] <= HOSTS_DIFFER * limit_ms:
+            rivals = [way for way in bound if limit_ms < launches_ms[way] <= HOSTS_DIFFER * limit_ms]
+            if rivals:
+                rival = min(rivals, key=lambda way: launches_ms[way])
                 is_to_blame = own_launches_ms[rival] > limit_ms
                 slow_us = _upper_quartile(self._loops_us[rival]) if is_to_blame else math.inf
-                self.watch = self._watch(times_ms[plain], is_single=True, slow_us=slow_us)
+                self._watch = self._new_watch(times_ms[plain], is_single=True, slow_us=slow_us)
 
-    def _watch(self, step_ms: float, *, is_single: bool, **slow: float) -> Watch:
+    def _new_watch(self, step_ms: float, *, is_single: bool, **slow: float) -> Watch:
         if self._votes is None:
             self._votes = self._agreement.votes()
         num_doublings = self._patience.num_doublings(is_single=is_single)
-        return Watch(self._agreement, self._votes, step_ms, num_doublings, **slow)
-
-
-def _median(values: Sequence[float]) -> float:
-    return statistics.median(values) if values else math.inf
+        return Watch(self._votes, step_ms, num_doublings, **slow)
 
 
 def _upper_quartile(values: Sequence[float]) -> float:
