@@ -352,12 +352,14 @@ class Tuner:
         return [f"the batches issue different numbers of collectives: {', '.join(map(str, self._counts.collectives))}"]
 
     def _notes_of_host(self) -> list[str]:
-        if self._watcher is None or not (self._watcher.num_again or self._watcher.is_over):
-            return []
-        notes = [f"ways were measured again when the host seemed slower or faster: {self._watcher.num_again} times"]
-        return [*notes, "the choice stays, since the ranks make different numbers of calls"][
-            : 1 + self._watcher.is_over
-        ]
+        notes = list[str]()
+        if self._watcher is not None and self._watcher.num_again:
+            notes.append(
+                f"ways were measured again when the host seemed slower or faster: {self._watcher.num_again} times"
+            )
+        if self._watcher is not None and self._watcher.is_over:
+            notes.append("the choice stays, since the ranks make different numbers of calls")
+        return notes
 
 
 def _around_backward(output: Any, begin: Callable[[], Any], end: Callable[[], Any]) -> bool:
