@@ -173,16 +173,20 @@ def num_right(rows: Sequence[dict[str, Any]]) -> str:
     for case in dict.fromkeys(row["case"] for row in rows):
         times, _ = _times_of(rows, case)
         single = IN_A_HANDLE if times[IN_A_HANDLE] else "one batch"
-        blocks = {side: [[taken] for taken in times[side]] for side in (single, *SIDES[-2:])}
-        ours = [
-            row
-            for row in rows
-            if row["case"] == case and row.get("side") == "crossfade" and "way" in row and "ms" in row
-        ]
+        blocks = {
+            side: {
+                row["round"]: [row["ms"]]
+                for row in rows
+                if row["case"] == case and row.get("side") == side and "ms" in row
+            }
+            for side in (single, *SIDES[-2:])
+        }
         taken = list[float]()
-        for number, row in enumerate(ours):
+        for row in rows:
+            if row["case"] != case or row.get("side") != "crossfade" or "ms" not in row:
+                continue
             way = row["way"].removesuffix(", captured")
-            block = blocks[single if way == "one batch" else f"crossfade, {way}"][number]
+            block = blocks[single if way == "one batch" else f"crossfade, {way}"].setdefault(row["round"], [])
             if "captured" in case and "captured" not in row["way"]:
                 taken.append(row["ms"])
                 continue
@@ -191,7 +195,7 @@ def num_right(rows: Sequence[dict[str, Any]]) -> str:
             taken += block
         if not taken:
             continue
-        fastest_ms = min(_median([each for block in of_side for each in block]) for of_side in blocks.values())
+        fastest_ms = min(_median([each for block in of_side.values() for each in block]) for of_side in blocks.values())
         chosen.append(_median(taken) <= 1.02 * fastest_ms)
         own.append(_median(times["crossfade"]) <= 1.02 * min(fastest_ms, _median(times["one batch"])))
     return (

@@ -142,7 +142,8 @@ def a_host_that_becomes_slow(device: str) -> None:
         numbers.append(_until(handle, step, is_settled=True))
         report = handle.report()
         assert report.way == "one batch", report
-        assert set(report.measured_ms) == {str(way) for way in handle._last._watcher.ways}
+        ways = {"one batch", "process groups"} | ({"copy engines"} if device == "cuda" else set())
+        assert set(report.measured_ms) == ways
         assert report.communication_ms is None, "that was the other way's"
         for _ in range(3 * SHORT_WINDOW):
             step()
@@ -212,7 +213,7 @@ def ranks_that_make_different_numbers_of_calls(device: str) -> None:
             step()
         assert handle.report().way == "one batch", handle.report()
         assert handle.report().is_settled
-        assert "the ranks make different numbers of calls" in str(handle.report())
+        assert "a rank has waited too long for the others" in str(handle.report())
 
 
 def watches_that_agree(device: str) -> None:

@@ -85,10 +85,10 @@ def test_a_way_that_a_busy_host_makes_slow_is_not_chosen_for_a_few_fast_steps(
 
 
 def test_what_a_rank_waits_for_others_is_no_launch(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    agreement: Any = SimpleNamespace(waited_s=5.0, group=None)
+    agreement: Any = SimpleNamespace(waited_s=5.0, group=None, votes=lambda: None)
     monkeypatch.setattr(tuner, "line_up", lambda group, device: None)
     monkeypatch.setattr(tuner, "maximum", lambda values, group, device: values)
-    measured = tuner.Tuner([ONE, GROUPS], "", agreement, "cuda", 2, watches=False)
+    measured = tuner.Tuner([ONE, GROUPS], "", agreement, "cuda", 2)
     while measured.chosen is None:
         step = measured.begin()
         step.began_s -= 0.5 + 0.05

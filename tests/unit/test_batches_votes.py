@@ -16,6 +16,8 @@ from torch._C._distributed_c10d import HashStore
 
 from crossfade.batches.votes import Votes
 
+LIMITS = timedelta(seconds=1), timedelta(seconds=2)
+
 
 def test_votes_are_over_when_the_store_is_gone() -> None:
     class Gone:
@@ -26,7 +28,7 @@ def test_votes_are_over_when_the_store_is_gone() -> None:
             raise dist.DistNetworkError("Broken pipe")
 
     store = Gone()
-    votes = Votes(store, 0, 2, timedelta(seconds=1))
+    votes = Votes(store, 0, 2, *LIMITS)
     assert [votes.vote(says_yes=True) for _ in range(3)] == [None] * 3
     assert votes.maximum([1.0]) is None
     assert store.num_asked == 1, "torch prints a warning each time"
@@ -34,7 +36,7 @@ def test_votes_are_over_when_the_store_is_gone() -> None:
 
 def test_no_vote_is_left_in_the_store_but_the_last_ones() -> None:
     store = HashStore()
-    votes = [Votes(store, rank, 3, timedelta(seconds=1)) for rank in range(3)]
+    votes = [Votes(store, rank, 3, *LIMITS) for rank in range(3)]
     for number in range(1, 20):
         with ThreadPoolExecutor(3) as ranks:
             says_yes = [number % 4 == 0 and rank == 1 for rank in range(3)]
@@ -45,7 +47,7 @@ def test_no_vote_is_left_in_the_store_but_the_last_ones() -> None:
 
 def test_no_values_are_left_in_the_store_but_the_last_ones() -> None:
     store = HashStore()
-    votes = [Votes(store, rank, 3, timedelta(seconds=1)) for rank in range(3)]
+    votes = [Votes(store, rank, 3, *LIMITS) for rank in range(3)]
     for number in range(1, 20):
         with ThreadPoolExecutor(3) as ranks:
             values = [[number + rank, number - rank, float("inf")] for rank in range(3)]
@@ -64,7 +66,10 @@ def test_ranks_that_wait_for_too_long_end_the_votes_at_the_same_question(seed: i
     asks_values = [shared.random() < 0.3 for _ in range(30)]
 
     def answers(rank: int) -> list[object]:
-        own, votes = random.Random(f"{seed} {rank}"), Votes(store, rank, num_ranks, timedelta(milliseconds=10))
+        own, votes = (
+            random.Random(f"{seed} {rank}"),
+            Votes(store, rank, num_ranks, timedelta(milliseconds=10), timedelta(milliseconds=12)),
+        )
         said = list[object]()
         for asks in asks_values:
             time.sleep(own.choice([0.0, 0.0, 0.0, 0.0, 0.005, 0.0095, 0.01, 0.0105]))

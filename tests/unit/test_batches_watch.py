@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="batches are torch's")
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from crossfade.batches import tuner
+from crossfade.batches import tuner, watch
 from crossfade.batches.calibration import Moves, Way
 from crossfade.batches.votes import Votes
 from crossfade.batches.watch import LEAST_STEPS
@@ -31,7 +31,7 @@ class Alone:
 
     def votes(self) -> Votes:
         store = HashStore()
-        return Votes(store, 0, 1, timedelta(seconds=1))
+        return Votes(store, 0, 1, timedelta(seconds=1), timedelta(seconds=1))
 
 
 class Host:
@@ -40,16 +40,21 @@ class Host:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, watches: bool = True) -> None:
         self.agreement = Alone()
         self.launches_ms = 950.0
-        self.is_capturing = False
+        self.is_capturing = self.is_settled = False
         self._now: list[Way] = [ONE]
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)
         monkeypatch.setattr(tuner.Tuner, "_read_clock", lambda tuner, step: None)
-        monkeypatch.setattr(tuner, "line_up", lambda group, device: None)
-        monkeypatch.setattr(tuner, "maximum", lambda values, group, device: values)
+        monkeypatch.setattr(watch, "loop_us", lambda: 17.0)
+        monkeypatch.setattr(tuner, "line_up", lambda group, device: self.collective([]))
+        monkeypatch.setattr(tuner, "maximum", lambda values, group, device: self.collective(values))
         monkeypatch.setattr(tuner, "us_between", lambda begin, end: end)
         monkeypatch.setattr(tuner, "mark", lambda *, on_gpu: 1e3 * TAKEN_MS[self._now[0]])
         self.tuner = tuner.Tuner([ONE, GROUPS], "", cast(Any, self.agreement), "cuda", 2, watches=watches)
+
+    def collective(self, values: list[float]) -> list[float]:
+        assert not self.is_settled, "others may come between calls by then"
+        return values
 
     def begin(self) -> tuner.Step:
         step = self.tuner.begin()
@@ -60,6 +65,7 @@ class Host:
     def settle(self) -> None:
         while self.tuner.chosen is None:
             self.tuner.finish(self.begin(), torch.zeros(1), None)
+        self.is_settled = True
 
     def steps(self, number: int) -> None:
         for _ in range(number):
@@ -79,6 +85,46 @@ def test_a_way_whose_host_became_slow_gives_way_to_one_batch(monkeypatch: pytest
     host.settle()
     assert host.tuner.chosen == ONE
     assert "its launches take 100% of that: capture" in host.tuner.report().reason
+    assert host.tuner.is_watched
+    host.steps(6 * LEAST_STEPS)
+    assert host.tuner.chosen == ONE, "the loop takes as long as it did"
+    assert "ways were measured again: 1 x" in str(host.tuner.report())
+
+
+def test_a_rank_that_does_not_tell_what_ways_took_leaves_the_choice_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch)
+    host.settle()
+    reason = host.tuner.report().reason
+    host.launches_ms = 1700.0
+    host.steps(2 * LEAST_STEPS)
+    assert host.tuner.chosen is None
+    monkeypatch.setattr(Votes, "maximum", silent)
+    host.settle()
+    assert host.tuner.chosen == GROUPS
+    report = host.tuner.report()
+    assert report.reason == reason
+    assert "a rank has waited too long for the others" in str(report)
+    assert not host.tuner.is_watched
+    host.steps(6 * LEAST_STEPS)
+    assert host.tuner.chosen == GROUPS
+
+
+def silent(votes: Votes, values: list[float]) -> None:
+    votes.is_over = True
+
+
+def test_the_choice_is_told_while_ways_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It won by 1.5 %, which is enough after a second comparison, and is not before one."""
+    monkeypatch.setitem(TAKEN_MS, GROUPS, 1280.0)
+    host = Host(monkeypatch)
+    host.settle()
+    assert host.tuner.chosen == GROUPS
+    host.launches_ms = 1700.0
+    host.steps(2 * LEAST_STEPS)
+    assert host.tuner.chosen is None
+    assert host.tuner.report().way == "process groups"
+    host.is_capturing = True
+    assert host.begin().way == GROUPS
 
 
 @pytest.mark.parametrize("why", ["shapes change", "the group is destroyed", "a graph is captured"])

@@ -158,6 +158,7 @@ def test_a_captured_way_that_one_batch_loses_to_is_what_launches_are_compared_wi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     host = Host(monkeypatch, [ONE, GROUPS, CAPTURED])
+    assert host.watcher.ways == [ONE, GROUPS], "of a captured one, the graph is gone"
     host.begin(GROUPS, {GROUPS: 5.9, CAPTURED: 6.1}, {GROUPS: 5.6, CAPTURED: 0.1})
     counter = host.watcher.counter
     assert counter is not None

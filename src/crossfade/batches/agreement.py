@@ -32,7 +32,7 @@ store may be the one of before.
 """
 
 _MOST_WAITED = timedelta(seconds=5)
-"""For a vote: ranks that run whole batches need not make the same calls."""
+"""For a vote, which a program may do without."""
 
 
 class Agreement:
@@ -113,7 +113,7 @@ class Agreement:
         inside: Any = dist.distributed_c10d
         store = inside.PrefixStore(f"votes {next(self._num_votes)}", self._store)
         index = self._ranks.index(dist.get_rank())
-        return Votes(store, index, len(self._ranks), min(self._limit, _MOST_WAITED))
+        return Votes(store, index, len(self._ranks), min(self._limit, _MOST_WAITED), self._limit)
 
     @contextmanager
     def following(self, order: Mapping[ProcessGroup | None, Sequence[Issued]]) -> Iterator[None]:

@@ -44,7 +44,7 @@ CLOSE, CLOSE_MS = 0.05, 0.25
 """Ways that take at most so much longer than the fastest one, the one or the other, are timed again."""
 HOST_BOUND, CLOSE_ON_HOST = 0.7, 0.4
 """An eager interleaved way is bound by the host if its launches take this share of its time or more. It is timed again if the
-fastest one is too, or if it takes at most so much longer: by so much a virtual host is faster at one moment than at another.
+fastest one is too, or if it takes at most so much longer: a virtual host is faster at one moment than at another.
 """
 WARM_MS = 8_000.0
 _NUM_ROUNDS = 2
@@ -140,7 +140,6 @@ class Calibration:
     def __init__(self, ways: Sequence[Way], *, is_again: bool = False) -> None:
         self.ways = list(ways)
         self.is_again = is_again
-        self._compares_again = not is_again
         self._timed: dict[Way, list[_Timed]] = {way: [] for way in ways}
         self._trials = deque(replace(trial, lines_up=trial.lines_up and not is_again) for trial in trials(ways))
         self._again: dict[Way, _Again] = {}
@@ -181,13 +180,13 @@ class Calibration:
         rivals = [way for way in self.ways if is_rival(way)]
         is_between_ways = any(way.moves is not Moves.ONE for way in (best, *rivals))
         if (
-            not self._compares_again
+            self.is_again
+            or self._again
             or not (rivals or best in bound)
             or not is_between_ways
             or not math.isfinite(step_ms)
         ):
             return False
-        self._compares_again = False
         plain = min((way for way in self.ways if way.moves is Moves.ONE), key=lambda way: times_ms[way])
         self.ways = list(dict.fromkeys([best, *rivals, plain]))
         self._again = {way: _Again() for way in self.ways}

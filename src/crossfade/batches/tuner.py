@@ -121,7 +121,7 @@ class Tuner:
         return any(way.is_captured for way in self.ways)
 
     def begin(self) -> Step:
-        """The next step. When all have been measured, the ranks agree here on a way, or on more steps; a collective then."""
+        """The next step. When all have been measured, the ranks agree here on a way, or on more steps, and wait for each other."""
         # Nothing can be timed while the user captures a graph, and a rank may repeat its capture alone: such calls are not counted.
         is_capturing = self.on_gpu and torch.cuda.is_current_stream_capturing()
         if self._watcher is not None and not is_capturing and self._watcher.has_changed():
@@ -149,8 +149,8 @@ class Tuner:
         return step
 
     def _best(self) -> Way:
-        """The choice, or what is the best so far."""
-        return self.chosen or (choose(self._times_ms) if self._times_ms else Way(Moves.ONE))
+        """The choice, or what was it, or what is the best so far."""
+        return self.chosen or self._before[0] or (choose(self._times_ms) if self._times_ms else Way(Moves.ONE))
 
     def _next(self) -> Trial | None:
         """The next step to measure; None when a way is chosen."""
@@ -354,11 +354,9 @@ class Tuner:
     def _notes_of_host(self) -> list[str]:
         notes = list[str]()
         if self._watcher is not None and self._watcher.num_again:
-            notes.append(
-                f"ways were measured again when the host seemed slower or faster: {self._watcher.num_again} times"
-            )
+            notes.append(f"the host seemed slower or faster, and ways were measured again: {self._watcher.num_again} x")
         if self._watcher is not None and self._watcher.is_over:
-            notes.append("the choice stays, since the ranks make different numbers of calls")
+            notes.append("the choice stays whatever the host does: a rank has waited too long for the others")
         return notes
 
 

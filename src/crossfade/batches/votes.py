@@ -1,6 +1,7 @@
 """Questions that all ranks answer, through a store: yes or no, or by numbers.
 
-One that waits for the others for too long ends the votes, for all ranks at the same question: they make different numbers of calls.
+A rank that has waited too long for the others ends the votes, for all ranks at the same question: they make different numbers of
+calls, or one of them does something else.
 """
 
 from __future__ import annotations
@@ -25,18 +26,20 @@ class Votes:
         store: of torch.distributed; with a prefix of its own.
         index: of this rank, among those that vote.
         num_ranks: that vote.
-        limit: how long a rank waits for the others.
+        limit: how long a rank waits for the others in a vote.
+        longest: and for their numbers.
 
     Attributes:
-        is_over: a rank has waited for too long, or the store is gone, whose process has ended and waits for nobody.
+        is_over: a rank has waited too long, or the store is gone: the process that had it has ended, and waits for nobody.
     """
 
-    def __init__(self, store: Any, index: int, num_ranks: int, limit: timedelta) -> None:
+    def __init__(self, store: Any, index: int, num_ranks: int, limit: timedelta, longest: timedelta) -> None:
         self.is_over = False
         self._store = store
         self._index = index
         self._num_ranks = num_ranks
         self._limit = limit
+        self._longest = longest
         self._number = 0
         self._last_values = ""  # this rank's, in the store
 
@@ -49,7 +52,7 @@ class Votes:
             return None
         try:
             number = self._answer(says_yes)
-            outcome = self._read(number - 1) if number > 1 else None
+            outcome = self._read(number - 1, self._limit) if number > 1 else None
         except dist.DistNetworkError:
             outcome = _OVER
         self.is_over = outcome == _OVER
@@ -62,7 +65,7 @@ class Votes:
         try:
             own = f"values {self._number + 1} "
             self._store.set(f"{own}{self._index}", json.dumps(list(values)))
-            self.is_over = self._read(self._answer(says_yes=False)) == _OVER
+            self.is_over = self._read(self._answer(says_yes=False), self._longest) == _OVER
             if self.is_over:
                 return None
             every = [json.loads(self._store.get(f"{own}{index}")) for index in range(self._num_ranks)]
@@ -85,11 +88,11 @@ class Votes:
                 self._store.delete_key(f"{name} {number - 2}")
         return number
 
-    def _read(self, number: int) -> str:
+    def _read(self, number: int, limit: timedelta) -> str:
         """How many said yes to a question, in digits."""
         key = f"outcome {number}"
         try:
-            self._store.wait([key], self._limit)
+            self._store.wait([key], limit)
         except dist.DistNetworkError:
             raise
         except (RuntimeError, ValueError):
@@ -97,5 +100,5 @@ class Votes:
         return self._store.get(key).decode()  # type: ignore[no-any-return]
 
     def _end(self, number: int, outcome: str) -> None:
-        """Of a question, if it has none: a rank may have waited for too long while the last one answered."""
+        """Of a question, if it has none: a rank may have waited too long just when the last one answered."""
         self._store.compare_set(f"outcome {number}", "", outcome)

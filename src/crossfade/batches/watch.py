@@ -56,14 +56,14 @@ class Watch:
         limit_ms: where an interleaved way is the choice: its launches take longer on a host that has become slow. Alike on all
             ranks.
         slow_us: where one batch is the choice: how long the loop took while the interleaved way was measured. Infinite on a rank
-            that is not to blame for it.
+            whose own launches were short enough.
     """
 
     def __init__(
         self,
         votes: Votes,
         step_ms: float,
-        num_doublings: int = 0,
+        num_doublings: int,
         *,
         limit_ms: float | None = None,
         slow_us: float = math.inf,
@@ -112,7 +112,7 @@ class Watch:
         loops_us, self._loops_us = self._loops_us, []
         if self._limit_ms is not None:
             return (launches.mean_ms() or 0.0) > self._limit_ms
-        return bool(loops_us) and statistics.median(loops_us) > FASTER * self._slow_us
+        return statistics.median(loops_us or [math.inf]) > FASTER * self._slow_us
 
 
 class Patience:
@@ -172,7 +172,7 @@ class Watcher:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is watched any more, since the ranks make different numbers of calls."""
+        """Whether nothing is watched any more, since a rank has waited too long for the others."""
         return self._votes is not None and self._votes.is_over
 
     def note_measured(self, way: Way) -> None:
@@ -193,9 +193,9 @@ class Watcher:
         return has_changed
 
     def maximum(self, values: Sequence[float]) -> list[float] | None:
-        """What ways that were measured again took the slowest rank. None where ranks make different numbers of calls.
+        """What ways that were measured again took the slowest rank. None where a rank has waited too long for the others.
 
-        It is no collective: where they do, others may come between the calls.
+        It is no collective of the group: other collectives may come between the calls on one rank, and not on another.
         """
         assert self._votes is not None, "it has changed"
         return self._votes.maximum(values)
@@ -229,8 +229,8 @@ class Watcher:
             rivals = [way for way in bound if limit_ms < launches_ms[way] <= HOSTS_DIFFER * limit_ms]
             if rivals:
                 rival = min(rivals, key=lambda way: launches_ms[way])
-                is_to_blame = own_launches_ms[rival] > limit_ms
-                slow_us = _upper_quartile(self._loops_us[rival]) if is_to_blame else math.inf
+                was_slow = own_launches_ms[rival] > limit_ms
+                slow_us = _upper_quartile(self._loops_us[rival]) if was_slow else math.inf
                 self._watch = self._new_watch(times_ms[plain], is_single=True, slow_us=slow_us)
 
     def _new_watch(self, step_ms: float, *, is_single: bool, **slow: float) -> Watch:
