@@ -34,7 +34,7 @@ SHORT_WINDOW = 4
 class Slowing(nn.Module):
     """A batch by itself keeps the device busy for `WHOLE_MS`; an interleaved one keeps the host busy for ``part_ms``.
 
-    Sums over all ranks, or calls a group of one's own for nothing.
+    Its collective is a sum over all ranks, or, with ``group``, one whose result is not used.
     """
 
     def __init__(self, group: Any = None) -> None:

@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="batches are torch's")
 
 from crossfade.batches import watch
 from crossfade.batches.calibration import LEAST_GAIN, Moves, Way
-from crossfade.batches.watch import LEAST_STEPS, WINDOW_MS, Patience, Watcher, loop_us
+from crossfade.batches.watch import LEAST_STEPS, WINDOW_MS, Backoff, Watcher, loop_us
 
 ONE, GROUPS, COPIES = (Way(moves) for moves in Moves)
 CAPTURED = Way(Moves.ONE, is_captured=True)
@@ -199,15 +199,15 @@ def test_windows_become_longer_where_the_choice_stays_or_does_not_last(monkeypat
 
 
 def test_windows_of_one_batch_become_short_again_when_an_interleaved_choice_has_lasted() -> None:
-    patience = Patience()
+    backoff = Backoff()
     for _ in range(20):
-        patience.note(was_single=False, is_single=True, num_windows=2)
-    assert patience.num_doublings(is_single=True) == 6, "at most"
-    patience.note(was_single=False, is_single=False, num_windows=2)
-    patience.note(was_single=True, is_single=False, num_windows=2)
-    assert [patience.num_doublings(is_single=single) for single in (False, True)] == [1, 6]
-    patience.note(was_single=False, is_single=True, num_windows=8)
-    assert [patience.num_doublings(is_single=single) for single in (False, True)] == [0, 0]
+        backoff.note(was_single=False, is_single=True, num_windows=2)
+    assert backoff.num_doublings(is_single=True) == 6, "at most"
+    backoff.note(was_single=False, is_single=False, num_windows=2)
+    backoff.note(was_single=True, is_single=False, num_windows=2)
+    assert [backoff.num_doublings(is_single=single) for single in (False, True)] == [1, 6]
+    backoff.note(was_single=False, is_single=True, num_windows=8)
+    assert [backoff.num_doublings(is_single=single) for single in (False, True)] == [0, 0]
 
 
 def test_a_loop_takes_longer_when_it_is_longer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ store may be the one of before.
 """
 
 _MOST_WAITED = timedelta(seconds=5)
-"""For a vote, which a program may do without."""
+"""How long a rank waits for the others in a vote, at most: without the vote, the choice stays."""
 
 
 class Agreement:

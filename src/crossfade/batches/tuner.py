@@ -112,7 +112,7 @@ class Tuner:
 
     @property
     def is_watched(self) -> bool:
-        """Whether the choice is, which another one may follow."""
+        """Whether the choice is watched: another one may follow it."""
         return self._watcher is not None and self._watcher.is_on
 
     @property
@@ -149,7 +149,7 @@ class Tuner:
         return step
 
     def _best(self) -> Way:
-        """The choice, or what was it, or what is the best so far."""
+        """The choice. While ways are measured: the one before, or the fastest way so far."""
         return self.chosen or self._before[0] or (choose(self._times_ms) if self._times_ms else Way(Moves.ONE))
 
     def _next(self) -> Trial | None:
@@ -309,7 +309,7 @@ class Tuner:
             self.reason = f"it takes {self._times_ms[self.chosen] / single:.3f} of one batch's time"
 
     def _measure_again(self, watcher: Watcher) -> None:
-        """Starts another calibration, of the first steps only: that is what another speed of the host may be worth."""
+        """Starts another calibration, without a second comparison: the host may change again before that had ended."""
         assert self.chosen is not None, "it was watched"
         self._before = self.chosen, self.reason
         self.reason = (

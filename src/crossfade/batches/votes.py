@@ -97,7 +97,8 @@ class Votes:
             raise
         except (RuntimeError, ValueError):
             self._end(number, _OVER)
-        return self._store.get(key).decode()  # type: ignore[no-any-return]
+        outcome: bytes = self._store.get(key)
+        return outcome.decode()
 
     def _end(self, number: int, outcome: str) -> None:
         """Of a question, if it has none: a rank may have waited too long just when the last one answered."""

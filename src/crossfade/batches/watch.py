@@ -32,8 +32,8 @@ _LOOP_LENGTH, _LOOPS_APART_S, _NUM_LOOPS = 300, 0.01, 4
 """Additions of a loop; how long after the last one the next comes; and how many there are before a step that is measured, of which
 some may meet a pause.
 """
-_SHORT_LIFE, _MOST_DOUBLINGS = 8, 6
-"""A choice that was watched for fewer windows did not last. Windows are doubled so often at most."""
+_LEAST_WINDOWS, _MOST_DOUBLINGS = 8, 6
+"""A choice that was watched for fewer windows did not last. Windows are doubled at most six times."""
 
 
 def loop_us() -> float:
@@ -115,7 +115,7 @@ class Watch:
         return statistics.median(loops_us or [math.inf]) > FASTER * self._slow_us
 
 
-class Patience:
+class Backoff:
     """How often windows are doubled, since to measure again costs steps: of an interleaved choice, and of one batch.
 
     Those of a choice are doubled when it was measured again and is the choice again. Those of one batch also when an interleaved
@@ -131,7 +131,7 @@ class Patience:
             self._doublings[was_single] += 1
         elif not was_single:
             self._doublings[False] = 0
-            self._doublings[True] = 0 if num_windows >= _SHORT_LIFE else self._doublings[True] + 1
+            self._doublings[True] = 0 if num_windows >= _LEAST_WINDOWS else self._doublings[True] + 1
 
     def num_doublings(self, *, is_single: bool) -> int:
         """Of the next watch's windows."""
@@ -139,7 +139,7 @@ class Patience:
 
 
 class Watcher:
-    """Knows what is to be watched of a choice, on one rank, and what the choices before it have shown.
+    """Makes the watch of each choice of one kind of call, on one rank.
 
     Attributes:
         ways: what is measured again: eager ones, since a captured one has few launches.
@@ -155,7 +155,7 @@ class Watcher:
         self.num_again = 0
         self._agreement = agreement
         self._votes: Votes | None = None
-        self._patience = Patience()
+        self._backoff = Backoff()
         self._watch: Watch | None = None  # of the choice
         self._before: Watch | None = None
         self._loops_us: dict[Way, list[float]] = {}
@@ -167,7 +167,7 @@ class Watcher:
 
     @property
     def counter(self) -> Watch | None:
-        """Of the launches of the choice's steps, where they are noted."""
+        """What adds up the launches of the choice's steps; None where they do not count."""
         return self._watch if self._watch is not None and self._watch.counts_launches else None
 
     @property
@@ -181,7 +181,7 @@ class Watcher:
             self._loops_us.setdefault(way, []).extend(loop_us() for _ in range(_NUM_LOOPS))
 
     def has_changed(self) -> bool:
-        """As of `Watch`. False where the process group is destroyed, since nothing can be measured then."""
+        """As `Watch.has_changed`. False where the process group is destroyed, since nothing can be measured then."""
         if self._watch is None or not self._agreement.has_group:
             return False
         has_changed = self._watch.has_changed()
@@ -214,7 +214,7 @@ class Watcher:
         """
         plain = Way(Moves.ONE)
         if self._before is not None:
-            self._patience.note(
+            self._backoff.note(
                 was_single=not self._before.counts_launches,
                 is_single=chosen == plain,
                 num_windows=self._before.num_windows,
@@ -236,7 +236,7 @@ class Watcher:
     def _new_watch(self, step_ms: float, *, is_single: bool, **slow: float) -> Watch:
         if self._votes is None:
             self._votes = self._agreement.votes()
-        num_doublings = self._patience.num_doublings(is_single=is_single)
+        num_doublings = self._backoff.num_doublings(is_single=is_single)
         return Watch(self._votes, step_ms, num_doublings, **slow)
 
 
