@@ -25,7 +25,8 @@ from torch import Tensor
 from benchmarks.batches_models import Case, Collective, Stack
 from benchmarks.batches_profile import measure_launches, write_profiles
 from benchmarks.common import this_machine
-from crossfade.batches import Interleaved, buffers, interleave
+from crossfade.batches import Interleaved, interleave
+from crossfade.batches.carriers import buffers
 from crossfade.peers import PeerGroup, open_group
 from crossfade.peers.collectives import all_reduce, all_to_all
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 import crossfade
 from crossfade import ops, peers
-from crossfade.batches.buffers import open_buffers
+from crossfade.batches.carriers.buffers import open_buffers
 from crossfade.errors import ChannelClosed, DeviceError
 from crossfade.peers import group, groups
 from crossfade.peers.groups import find_group, key_of

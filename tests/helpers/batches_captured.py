@@ -14,10 +14,11 @@ from torch.distributed.distributed_c10d import Work
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from crossfade.batches import captured, interleave, interleaved, steps
-from crossfade.batches.calibration import MOST_STEPS, Moves, Way
-from crossfade.batches.captured import CapturedStep
-from crossfade.batches.tuner import Step
+from crossfade.batches import interleave, interleaved, steps
+from crossfade.batches.capture import calls as captured
+from crossfade.batches.capture.calls import CapturedStep
+from crossfade.batches.choice.calibration import MOST_STEPS, Moves, Way
+from crossfade.batches.choice.tuner import Step
 from tests.helpers.batches_models import assert_near, gradients, random_model, same_input, train
 from tests.helpers.batches_wrappers import GROUPS
 

@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from crossfade.batches import interleave, yield_point
-from crossfade.batches.calibration import MOST_STEPS
-from crossfade.batches.carriers import ProcessGroups
-from crossfade.batches.parts import Run
+from crossfade.batches.carriers.process_groups import ProcessGroups
+from crossfade.batches.choice.calibration import MOST_STEPS
+from crossfade.batches.coroutines.parts import Run
 from crossfade.errors import BatchesError
 from tests.helpers.batches_captured import captured_steps, whole_steps_on_cpu
 from tests.helpers.batches_first_calls import FIRST_CALLS

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 from crossfade.batches import InterleavedSteps, interleave, interleaved
-from crossfade.batches.calibration import MOST_STEPS
+from crossfade.batches.choice.calibration import MOST_STEPS
 from crossfade.errors import BatchesError
 from tests.helpers.batches_models import NEAR, WIDTH, assert_near, random_model, same_input, train
 from tests.helpers.batches_wrappers import GROUPS, Summing, quiet

@@ -12,8 +12,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from crossfade.batches import buffers, calibration, interleave, interleaved
-from crossfade.batches.calibration import MOST_STEPS
+from crossfade.batches import interleave, interleaved
+from crossfade.batches.carriers import buffers
+from crossfade.batches.choice import calibration
+from crossfade.batches.choice.calibration import MOST_STEPS
 from crossfade.errors import BatchesError
 from tests.helpers.batches_captured import whole_steps_captured
 from tests.helpers.batches_cases import meet

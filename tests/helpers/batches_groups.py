@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import crossfade.p2p.backend
-from crossfade.batches import carriers, interleave, interleaved
-from crossfade.batches.agreement import Agreement
+from crossfade.batches import interleave, interleaved
+from crossfade.batches.carriers import process_groups
+from crossfade.batches.ranks.agreement import Agreement
 from crossfade.errors import BatchesError
 from tests.helpers.ranks import Case
 
@@ -94,11 +95,11 @@ def an_error_of_one_rank(device: str) -> None:
 
 def a_group_made_in_another_thread_meanwhile(device: str) -> None:
     names = list[str]()
-    with carriers._named("of this thread"):
-        thread = threading.Thread(target=lambda: names.append(carriers._inside._process_group_name([0], False)))
+    with process_groups._named("of this thread"):
+        thread = threading.Thread(target=lambda: names.append(process_groups._inside._process_group_name([0], False)))
         thread.start()
         thread.join()
-        names.append(carriers._inside._process_group_name([0], True))
+        names.append(process_groups._inside._process_group_name([0], True))
     assert names[0] != "of this thread" == names[1]
 
 

@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from crossfade.batches import interleave, yield_point
-from crossfade.batches.carriers import CopyEngines, ProcessGroups
-from crossfade.batches.parts import Run
+from crossfade.batches.carriers.copy_engines import CopyEngines
+from crossfade.batches.carriers.process_groups import ProcessGroups
+from crossfade.batches.coroutines.parts import Run
 from crossfade.errors import BatchesError
 from tests.helpers.batches_models import NEAR, same_input
 from tests.helpers.batches_wrappers import GROUPS

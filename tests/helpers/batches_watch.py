@@ -15,14 +15,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from crossfade.batches import agreement as batches_agreement
-from crossfade.batches import calibration, interleave, interleaved, tuner, watch
-from crossfade.batches.agreement import Agreement
-from crossfade.batches.calibration import Moves, Way
-from crossfade.batches.parts import current_part
-from crossfade.batches.spans import mark
-from crossfade.batches.tuner import Tuner
-from crossfade.batches.watch import Watch
+from crossfade.batches import interleave, interleaved
+from crossfade.batches.choice import calibration, tuner, watch
+from crossfade.batches.choice.calibration import Moves, Way
+from crossfade.batches.choice.tuner import Tuner
+from crossfade.batches.choice.watch import Watch
+from crossfade.batches.coroutines.parts import current_part
+from crossfade.batches.coroutines.spans import mark
+from crossfade.batches.ranks import agreement as batches_agreement
+from crossfade.batches.ranks.agreement import Agreement
 from tests.helpers.batches_models import all_sum
 from tests.helpers.ranks import Case
 

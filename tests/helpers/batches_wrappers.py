@@ -20,10 +20,10 @@ from torch.utils.checkpoint import checkpoint
 
 from crossfade import ops
 from crossfade.batches import interleave, interleaved, yield_point
-from crossfade.batches.calibration import MOST_STEPS
-from crossfade.batches.carriers import ProcessGroups
-from crossfade.batches.fsdp import TESTED
-from crossfade.batches.parts import Run
+from crossfade.batches.carriers.process_groups import ProcessGroups
+from crossfade.batches.choice.calibration import MOST_STEPS
+from crossfade.batches.coroutines.parts import Run
+from crossfade.batches.wrappers.fsdp import TESTED
 from crossfade.errors import BatchesError
 from tests.helpers.batches_models import (
     NEAR,

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from crossfade.batches import yield_point
-from crossfade.batches.carriers import ProcessGroups
-from crossfade.batches.parts import Run
+from crossfade.batches.carriers.process_groups import ProcessGroups
+from crossfade.batches.coroutines.parts import Run
 
 
 def interleave(*calls: Callable[[], Any]) -> list[Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from crossfade.batches.calibration import WARM_MS, Calibration, Moves, Trial, Way, choose
+from crossfade.batches.choice.calibration import WARM_MS, Calibration, Moves, Trial, Way, choose
 
 ONE, GROUPS, COPIES = (Way(moves) for moves in Moves)
 CAPTURED = [Way(moves, is_captured=True) for moves in Moves]

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from crossfade.batches import obstacles
-from crossfade.batches.captured import CapturedCall, CapturedStep
+from crossfade.batches.capture import limits
+from crossfade.batches.capture.calls import CapturedCall, CapturedStep
 from crossfade.errors import BatchesError
 from tests.helpers.batches_captured import record
 
@@ -332,7 +332,7 @@ def test_a_backward_inside_the_call_is_refused(*, is_whole: bool) -> None:
 
 def test_a_module_that_reduces_gradients_is_refused_also_where_it_is_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     model, outside = Model(), nn.Sequential(nn.Identity())
-    monkeypatch.setattr(obstacles, "reduces_gradients", lambda each: each is outside)
+    monkeypatch.setattr(limits, "reduces_gradients", lambda each: each is outside)
     outside.append(model.first)
     with pytest.raises(BatchesError, match="Sequential reduces gradients as they come"):
         CapturedStep(model, lambda x: {**model(x), "more": outside(x)}, (inputs(0)[0],), {}, record)

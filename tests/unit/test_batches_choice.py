@@ -16,9 +16,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 import crossfade
-from crossfade.batches.calibration import LEAST_GAIN_AGAIN, MOST_STEPS, Calibration, Moves, Way, choose, trials
-from crossfade.batches.report import BatchesReport, Counts, why_no_gain, why_not_hidden
-from crossfade.batches.spans import CollectiveSpan, exposed_us
+from crossfade.batches.choice.calibration import LEAST_GAIN_AGAIN, MOST_STEPS, Calibration, Moves, Way, choose, trials
+from crossfade.batches.choice.report import BatchesReport, Counts, why_no_gain, why_not_hidden
+from crossfade.batches.coroutines.spans import CollectiveSpan, exposed_us
 from crossfade.batches.tensors import join_outputs, kind_of, signature, split_batch
 from crossfade.device.clocks import GpuLoad
 from crossfade.errors import BatchesError

@@ -11,9 +11,10 @@ pytest.importorskip("torch", reason="carriers take torch tensors")
 
 import torch
 
-from crossfade.batches import buffers, carriers
-from crossfade.batches.carriers import _Track
-from crossfade.batches.parts import Run
+from crossfade.batches.carriers import buffers, copy_engines
+from crossfade.batches.carriers.copy_engines import _Track
+from crossfade.batches.carriers.process_groups import ProcessGroups
+from crossfade.batches.coroutines.parts import Run
 from crossfade.errors import DeviceError
 from tests.helpers.cuda_graphs import Machine, play
 
@@ -55,14 +56,14 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     machine = play(monkeypatch)
     made = Streams(machine)
     monkeypatch.setattr(torch.cuda, "Event", made.event)
-    monkeypatch.setattr(carriers, "own_stream", made.stream)
-    monkeypatch.setattr(carriers, "_stream_at", made.at)
+    monkeypatch.setattr(copy_engines, "own_stream", made.stream)
+    monkeypatch.setattr(copy_engines, "_stream_at", made.at)
     calls = SimpleNamespace(
         _cuda_getCurrentStream=lambda device: made.current,
         _cuda_setStream=made.set,
         _cuda_isCurrentStreamCapturing=lambda: machine.is_capturing,
     )
-    monkeypatch.setattr(carriers, "_C", calls)
+    monkeypatch.setattr(copy_engines, "_C", calls)
     return made
 
 
@@ -136,7 +137,7 @@ def test_what_the_caller_captures_is_no_use_of_a_replay(streams: Streams, monkey
         seen.append(lane)
 
     one = torch.ones(1)
-    monkeypatch.setattr(carriers._C, "_cuda_isCurrentStreamCapturing", lambda: True)
+    monkeypatch.setattr(copy_engines._C, "_cuda_isCurrentStreamCapturing", lambda: True)
     for _ in range(3):
         track.enqueue(peers, act, one, one)  # type: ignore[arg-type]
     assert (machine.num_captures, len(seen)) == (0, 3)
@@ -162,11 +163,11 @@ def test_copy_engines_count_the_collectives_that_were_no_replays(
     streams: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peers, machine = Peers(streams), streams._machine
-    engines = carriers.CopyEngines(2, carriers.ProcessGroups())
-    monkeypatch.setattr(carriers, "open_buffers", lambda group, device, num_parts, size_bytes: peers)
+    engines = copy_engines.CopyEngines(2, ProcessGroups())
+    monkeypatch.setattr(copy_engines, "open_buffers", lambda group, device, num_parts, size_bytes: peers)
     no_group: Any = None
     tracks = [_Track(part) for part in range(2)]
-    monkeypatch.setattr(carriers, "_track", tracks.__getitem__)
+    monkeypatch.setattr(copy_engines, "_track", tracks.__getitem__)
     one: Any = SimpleNamespace(
         device=SimpleNamespace(type="cuda"), data_ptr=lambda: 1, shape=(1,), dtype=torch.float32, nbytes=4
     )

@@ -11,8 +11,8 @@ pytest.importorskip("torch", reason="the store is torch's")
 from torch._C import _DistNetworkError
 from torch._C._distributed_c10d import HashStore
 
-from crossfade.batches import following
-from crossfade.batches.following import Follower, Issued, Ranks
+from crossfade.batches.ranks import following
+from crossfade.batches.ranks.following import Follower, Issued, Ranks
 from crossfade.errors import BatchesError
 
 SUM: Issued = (0, "allreduce", 64)

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 import crossfade
-from crossfade.batches.carriers import ProcessGroups
-from crossfade.batches.interception import METHODS, PACKETS, installed
-from crossfade.batches.parts import Run
+from crossfade.batches.carriers.process_groups import ProcessGroups
+from crossfade.batches.coroutines.interception import METHODS, PACKETS, installed
+from crossfade.batches.coroutines.parts import Run
 from crossfade.errors import MissingDependency
 
 
@@ -59,7 +59,7 @@ def test_what_somebody_else_has_replaced_meanwhile_is_called_and_put_back(monkey
 
 def test_without_greenlet_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "greenlet", None)
-    for name in ("handle", "fsdp", "parts"):  # to be imported again
+    for name in ("handle", "coroutines.parts"):  # to be imported again
         monkeypatch.delitem(sys.modules, f"crossfade.batches.{name}", raising=False)
     with pytest.raises(MissingDependency) as caught:
         crossfade.interleave(torch.nn.Linear(1, 1))

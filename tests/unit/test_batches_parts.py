@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from crossfade.batches import yield_point
-from crossfade.batches.carriers import ProcessGroups
-from crossfade.batches.parts import Run, _size, current_part, why_atomic
-from crossfade.batches.thread_state import ThreadState
+from crossfade.batches.carriers.process_groups import ProcessGroups
+from crossfade.batches.coroutines.parts import Run, _size, current_part, why_atomic
+from crossfade.batches.coroutines.thread_state import ThreadState
 from crossfade.errors import BatchesError
 from tests.helpers.parts import Doubling, interleave, switching
 

@@ -14,8 +14,8 @@ pytest.importorskip("torch", reason="batches are torch's")
 
 import torch
 
-from crossfade.batches import tuner
-from crossfade.batches.calibration import MOST_STEPS, WARM_MS, Moves, Way, trials
+from crossfade.batches.choice import tuner
+from crossfade.batches.choice.calibration import MOST_STEPS, WARM_MS, Moves, Way, trials
 from crossfade.device.clocks import GpuLoad
 from tests.helpers.nvml import FakeNvml
 

@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="batches are torch's")
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from crossfade.batches.votes import Votes
+from crossfade.batches.ranks.votes import Votes
 
 LIMITS = timedelta(seconds=1), timedelta(seconds=2)
 

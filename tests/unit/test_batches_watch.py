@@ -13,10 +13,10 @@ pytest.importorskip("torch", reason="batches are torch's")
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from crossfade.batches import tuner, watch
-from crossfade.batches.calibration import Moves, Way
-from crossfade.batches.votes import Votes
-from crossfade.batches.watch import LEAST_STEPS
+from crossfade.batches.choice import tuner, watch
+from crossfade.batches.choice.calibration import Moves, Way
+from crossfade.batches.choice.watch import LEAST_STEPS
+from crossfade.batches.ranks.votes import Votes
 
 ONE, GROUPS, _ = (Way(moves) for moves in Moves)
 TAKEN_MS = {ONE: 1300.0, GROUPS: 1000.0}

@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("torch", reason="batches are torch's")
 
-from crossfade.batches import watch
-from crossfade.batches.calibration import LEAST_GAIN, Moves, Way
-from crossfade.batches.watch import LEAST_STEPS, WINDOW_MS, Backoff, Watcher, loop_us
+from crossfade.batches.choice import watch
+from crossfade.batches.choice.calibration import LEAST_GAIN, Moves, Way
+from crossfade.batches.choice.watch import LEAST_STEPS, WINDOW_MS, Backoff, Watcher, loop_us
 
 ONE, GROUPS, COPIES = (Way(moves) for moves in Moves)
 CAPTURED = Way(Moves.ONE, is_captured=True)

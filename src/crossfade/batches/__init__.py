@@ -1,12 +1,20 @@
 """Interleaving two batches of an unmodified module: one's communication runs behind the other's computation.
 
-`interleave` wraps a module, `interleaved` a training step, and `yield_point` marks a place at which the other batch may run:
-`entry`. From there down: `handle` and `steps` are what the user holds; `tuner` runs each way, `calibration` and `report` decide
-and tell; `parts` runs the batches as coroutines, which `interception` makes stop at collectives; `carriers` moves their bytes, by
-process groups or by what `equivalents` finds in `crossfade.peers`; `captured_ways` and `captured` make CUDA graphs, of a module
-that `held` looks after; `thread_state` keeps apart what torch keeps per thread;
-`obstacles`, `ddp`, `fsdp`, `agreement` and `following` are for what must not be interleaved, or not silently.
+::
 
+    entry        `interleave` wraps a module, `interleaved` a training step, `yield_point` marks where another batch may run
+    handle       a module whose calls are run in the fastest way
+    steps        whole training steps likewise
+    runner       what their calls share: streams, carriers, and the agreement of the ranks
+    capture/     calls as CUDA graphs
+    choice/      trying each way, choosing one with all ranks, watching that choice, and saying why
+    wrappers/    modules in DDP, FSDP1 or FSDP2, and others whose batch must not be split
+    coroutines/  batches that take turns on one thread, and stop at collectives
+    ranks/       what ranks tell each other through the store: what they issue, and answers to questions
+    carriers/    how collectives are started: by process groups, or by copy engines
+    tensors      splitting a batch, joining outputs, and what makes two calls one kind
+
+A file imports files of its own line and of lines below (`tests/unit/test_floors.py`).
 Importing this room imports neither torch nor greenlet: the names are imported when they are first used.
 """
 
@@ -16,9 +24,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from crossfade.batches.choice.report import BatchesReport
     from crossfade.batches.entry import interleave, interleaved, yield_point
     from crossfade.batches.handle import Interleaved
-    from crossfade.batches.report import BatchesReport
     from crossfade.batches.steps import InterleavedSteps
     from crossfade.batches.tensors import Call
 
@@ -26,8 +34,8 @@ __all__ = ["BatchesReport", "Call", "Interleaved", "InterleavedSteps", "interlea
 
 _FILES = {
     "entry": "interleave interleaved yield_point",
+    "choice.report": "BatchesReport",
     "handle": "Interleaved",
-    "report": "BatchesReport",
     "steps": "InterleavedSteps",
     "tensors": "Call",
 }

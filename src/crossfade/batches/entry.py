@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from crossfade.batches.handle import Interleaved
     from crossfade.batches.steps import InterleavedSteps
 
-_PARTS = "crossfade.batches.parts"
+_PARTS = "crossfade.batches.coroutines.parts"
 
 
 def interleave(
@@ -62,8 +62,9 @@ def interleave(
     _require_torch()
     from torch import nn
 
-    from crossfade.batches.calibration import Moves
-    from crossfade.batches.handle import Interleaved, Runner
+    from crossfade.batches.choice.calibration import Moves
+    from crossfade.batches.handle import Interleaved
+    from crossfade.batches.runner import Runner
     from crossfade.batches.tensors import join_outputs, split_batch
 
     if not isinstance(module, nn.Module):
@@ -114,7 +115,7 @@ def interleaved(
     _require_torch()
     from torch import nn
 
-    from crossfade.batches.calibration import Moves
+    from crossfade.batches.choice.calibration import Moves
     from crossfade.batches.steps import InterleavedSteps
 
     _refuse_other_groups(group)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,22 +13,18 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from crossfade.batches.agreement import Agreement, maximum
-from crossfade.batches.buffers import open_buffers
-from crossfade.batches.calibration import Moves, Way
-from crossfade.batches.captured_ways import CapturedWays, can_capture
-from crossfade.batches.carriers import Carrier, CopyEngines, ProcessGroups, own_stream
-from crossfade.batches.ddp import one_backward
-from crossfade.batches.fsdp import share_parameters
-from crossfade.batches.obstacles import why_not_captured, why_one_batch
-from crossfade.batches.parts import Run, current_part
-from crossfade.batches.report import BatchesReport
-from crossfade.batches.tensors import Call, device_kinds, kind_of, leaves_of, modes, signature
-from crossfade.batches.tuner import Step, Tuner
-from crossfade.errors import BatchesError, CrossfadeError
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+from crossfade.batches.capture.limits import why_not_captured
+from crossfade.batches.capture.ways import CapturedWays, can_capture
+from crossfade.batches.choice.calibration import Moves, Way
+from crossfade.batches.choice.report import BatchesReport
+from crossfade.batches.choice.tuner import Step, Tuner
+from crossfade.batches.coroutines.ddp import one_backward
+from crossfade.batches.coroutines.parts import Run, current_part
+from crossfade.batches.runner import Runner
+from crossfade.batches.tensors import Call, device_kinds, kind_of, modes, signature
+from crossfade.batches.wrappers.fsdp import share_parameters
+from crossfade.batches.wrappers.obstacles import why_one_batch
+from crossfade.errors import BatchesError
 
 Split = Callable[[tuple[Any, ...], dict[str, Any], int], Sequence[Any]]
 Join = Callable[[Sequence[Any], Sequence[int]], Any]
@@ -39,99 +35,6 @@ _MODES: tuple[Callable[[], object], ...] = (
     *(partial(ask, kind) for ask in (torch.is_autocast_enabled, torch.get_autocast_dtype) for kind in ("cpu", "cuda")),
 )
 """What of torch's state makes another kind of call."""
-
-
-class Runner:
-    """What the calls of one handle share: streams, carriers, and the agreement with the other ranks.
-
-    ``watches``: whether ways are measured again where the host has become slower or faster; not where shapes differ from call to
-    call.
-    """
-
-    def __init__(
-        self,
-        num_batches: int,
-        group: ProcessGroup | None,
-        fixed: Moves | None,
-        capture: bool,
-        max_ctas: int | None,
-        timeout_s: float,
-        *,
-        watches: bool,
-    ) -> None:
-        self.num_batches = num_batches
-        self._watches = watches
-        self._fixed = fixed
-        self.captures = capture
-        self.agreement: Agreement | None = None  # made at the first call: a process group need not be there before
-        self._group = group
-        self._timeout_s = timeout_s
-        self._groups = ProcessGroups(max_ctas)
-        self._copies = CopyEngines(num_batches, self._groups)
-
-    def tuner(self, device: str, key: Sequence[str], reason: str, *, in_one_stream: bool, captures: bool) -> Tuner:
-        """The ways of a kind of call that is new. Collective."""
-        if self.agreement is None and dist.is_initialized():
-            self.agreement, self._group = Agreement(self._group, self._timeout_s), None
-        if self.agreement is None or not dist.is_initialized():
-            ways, reason = [Moves.ONE], "there is no process group: nothing communicates"
-        else:
-            self.agreement.compare(f"a call of {', '.join(key)}; {reason or 'it can be interleaved'}")
-            if reason:
-                ways = [Moves.ONE]
-            elif self._fixed is not None:
-                ways, reason = [self._fixed], "it was asked for"
-            else:
-                ways = [Moves.ONE, Moves.GROUPS]
-                if device == "cuda" and not in_one_stream and self._can_copy():
-                    ways.append(Moves.COPIES)
-        every = [Way(moves) for moves in ways]
-        if captures and (self._fixed is None or len(ways) > 1):
-            every += [Way(moves, is_captured=True) for moves in ways]
-        elif captures:
-            every = [Way(moves, is_captured=True) for moves in ways]
-        return Tuner(every, reason, self.agreement, device, self.num_batches, watches=self._watches)
-
-    def _can_copy(self) -> bool:
-        """Whether all ranks can open shared buffers. Collective."""
-        agreement = self.agreement
-        assert agreement is not None, "asked for with a group only"
-        try:
-            open_buffers(agreement.group, torch.device("cuda", torch.cuda.current_device()), self.num_batches)
-            failed = 0.0
-        except CrossfadeError:
-            failed = 1.0
-        return maximum([failed], agreement.group, "cuda")[0] == 0.0
-
-    def run(
-        self, step: Step, device: str, calls: Sequence[Callable[[], Any]], *, in_one_stream: bool
-    ) -> tuple[list[Any], Run]:
-        """Interleaves calls."""
-        carrier: Carrier = self._copies if step.way.moves is Moves.COPIES else self._groups
-        streams = self._own_streams(len(calls)) if device == "cuda" and not in_one_stream else []
-        is_capturing = device == "cuda" and torch.cuda.is_current_stream_capturing()
-        compared = self.agreement if step.is_checked else None
-        run = Run(carrier, agreement=compared, records=step.records, on_gpu=device == "cuda", streams=streams)
-        # A capture is no run of its own, and may end otherwise than the other ranks'.
-        following = nullcontext() if self.agreement is None or is_capturing else self.agreement.following(run.order)
-        with following:
-            outputs = run.go(calls)
-        run.order.clear()
-        if streams and not is_capturing:
-            caller = torch.cuda.current_stream()
-            for output in outputs:
-                for leaf in leaves_of(output):
-                    if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
-                        leaf.record_stream(caller)
-        return outputs, run
-
-    def _own_streams(self, number: int) -> list[torch.cuda.Stream]:
-        if torch.is_grad_enabled():
-            # Both parts' gradients of a weight are added on one stream; the engine orders that, and warns of it.
-            warn = getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None)
-            if warn is not None:
-                warn(False)
-        return [own_stream("parts", part) for part in range(number)]
 
 
 class Interleaved:

@@ -11,15 +11,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from crossfade.batches.calibration import Moves
-from crossfade.batches.captured_ways import CapturedWays, can_capture
-from crossfade.batches.handle import Runner
-from crossfade.batches.obstacles import why_not_captured
-from crossfade.batches.parts import Run
-from crossfade.batches.report import BatchesReport
-from crossfade.batches.sharded_calls import sharded_calls
+from crossfade.batches.capture.limits import why_not_captured
+from crossfade.batches.capture.ways import CapturedWays, can_capture
+from crossfade.batches.choice.calibration import Moves
+from crossfade.batches.choice.report import BatchesReport
+from crossfade.batches.choice.tuner import Step, Tuner
+from crossfade.batches.coroutines.parts import Run
+from crossfade.batches.runner import Runner
 from crossfade.batches.tensors import device_kinds, modes, signature
-from crossfade.batches.tuner import Step, Tuner
+from crossfade.batches.wrappers.sharded_calls import sharded_calls
 from crossfade.errors import BatchesError
 
 if TYPE_CHECKING:

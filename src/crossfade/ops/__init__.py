@@ -14,7 +14,7 @@
     signaled/   the product that signals its tiles, and `matmul_signaled`
     calls/      a call's shape and job, what it may be given
 
-A file imports files of its own line and of lines below (`tests/unit/test_ops_floors.py`). Importing this room imports neither torch
+A file imports files of its own line and of lines below (`tests/unit/test_floors.py`). Importing this room imports neither torch
 nor triton: the names that it has itself are imported when they are first used. docs/decisions/0013-tile-operators.md says why it
 is so, docs/tuning.md shows the choice from outside.
 """

@@ -65,7 +65,7 @@ def _alone(operator: Callable[[], Tensor]) -> Tensor:
 
 
 around = _alone
-"""Calls an operator, where interleaved batches put it (`crossfade.batches.interception`): they change behind it."""
+"""Calls an operator, where interleaved batches put it (`crossfade.batches.coroutines.interception`): they change behind it."""
 
 
 def _stops(operator: Callable[_P, Tensor]) -> Callable[_P, Tensor]:

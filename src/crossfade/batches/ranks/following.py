@@ -1,8 +1,8 @@
 """Runs that are compared between ranks when they have ended, one run late.
 
 To compare each collective before it starts costs a round trip through the store each time, so only the first run of a kind does
-that (`crossfade.batches.agreement`). All runs are summed up: a rank says how many collectives it has issued in each group, with a
-checksum of their order, and looks at what the rank before it in the group has said. All ranks agree if each agrees with the one
+that (`Agreement.compare`). All runs are summed up: a rank says how many collectives it has issued in each group, with a checksum
+of their order, and looks at what the rank before it in the group has said. All ranks agree if each agrees with the one
 before it, and one message and one answer of the store are enough, however many ranks there are. A rank looks when it has ended
 its next run; the other one has said its sums by then, so hardly anybody waits::
 

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from crossfade.batches.held import WITHOUT_CAPTURE, Held, leaf_of, put_in, sources_of
-from crossfade.batches.obstacles import without_reducers
+from crossfade.batches.capture.held import WITHOUT_CAPTURE, Held, leaf_of, put_in, sources_of
+from crossfade.batches.capture.limits import without_reducers
 from crossfade.batches.tensors import PLAIN
 from crossfade.errors import BatchesError
 from crossfade.peers.replays import stop_recording

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from crossfade.batches.parts import current_part
-from crossfade.batches.sharded_calls import look
+from crossfade.batches.coroutines.parts import current_part
+from crossfade.batches.wrappers.sharded_calls import look
 
 TESTED = ("2.11.", "2.13.")
 """Versions of torch whose private names are the ones used here, shown by the tests."""

@@ -4,7 +4,7 @@ A collective cannot find out that the ranks disagree about collectives: it would
 store is there before any communicator, and a rank that raises can leave its error in it for those that wait.
 
 In the first run of a kind each collective is compared before it starts; every run is compared as a whole, one run late
-(`crossfade.batches.following`).
+(`crossfade.batches.ranks.following`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from weakref import ref
 import torch
 import torch.distributed as dist
 
-from crossfade.batches.following import Follower, Issued, Ranks
-from crossfade.batches.votes import Votes
+from crossfade.batches.ranks.following import Follower, Issued, Ranks
+from crossfade.batches.ranks.votes import Votes
 from crossfade.errors import BatchesError
 
 if TYPE_CHECKING:

@@ -25,13 +25,13 @@ from torch._guards import TracingContext
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from crossfade.batches.agreement import Agreement
-from crossfade.batches.carriers import Carrier, group_name, options_of
-from crossfade.batches.ddp import OneBackward
-from crossfade.batches.following import Issued
-from crossfade.batches.interception import installed
-from crossfade.batches.spans import CollectiveSpan, Mark, mark, us_between
-from crossfade.batches.thread_state import ThreadState, seeded
+from crossfade.batches.carriers.carrier import Carrier, group_name, options_of
+from crossfade.batches.coroutines.ddp import OneBackward
+from crossfade.batches.coroutines.interception import installed
+from crossfade.batches.coroutines.spans import CollectiveSpan, Mark, mark, us_between
+from crossfade.batches.coroutines.thread_state import ThreadState, seeded
+from crossfade.batches.ranks.agreement import Agreement
+from crossfade.batches.ranks.following import Issued
 from crossfade.errors import BatchesError, MissingDependency
 
 try:

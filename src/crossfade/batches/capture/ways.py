@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from crossfade.batches.calibration import Way
-from crossfade.batches.captured import CapturedCall, CapturedStep
-from crossfade.batches.tuner import Step, Tuner
+from crossfade.batches.capture.calls import CapturedCall, CapturedStep
+from crossfade.batches.choice.calibration import Way
+from crossfade.batches.choice.tuner import Step, Tuner
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from crossfade.batches.parts import Run
+    from crossfade.batches.coroutines.parts import Run
 
 RunEager = Callable[[Step, tuple[Any, ...], dict[str, Any]], "tuple[Any, Run | None]"]
 """Runs a call of these arguments as a step says; gives its output, and what was interleaved."""

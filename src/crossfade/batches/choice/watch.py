@@ -18,9 +18,9 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 
-from crossfade.batches.agreement import Agreement
-from crossfade.batches.calibration import Launches, Moves, Way, is_host_bound
-from crossfade.batches.votes import Votes
+from crossfade.batches.choice.calibration import Launches, Moves, Way, is_host_bound
+from crossfade.batches.ranks.agreement import Agreement
+from crossfade.batches.ranks.votes import Votes
 
 WINDOW_MS = 100.0
 LEAST_STEPS = 8

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, NamedTuple
 
-from crossfade.batches.parts import current_part
+from crossfade.batches.coroutines.parts import current_part
 from crossfade.errors import BatchesError
 
 _lock = threading.Lock()

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from crossfade.batches.agreement import Agreement, line_up, maximum
-from crossfade.batches.calibration import Calibration, Moves, Trial, Way, choose
-from crossfade.batches.parts import Run
-from crossfade.batches.report import BatchesReport, Counts, hidden_of, why_no_gain, why_not_hidden
-from crossfade.batches.spans import Mark, mark, us_between
+from crossfade.batches.choice.calibration import Calibration, Moves, Trial, Way, choose
+from crossfade.batches.choice.report import BatchesReport, Counts, hidden_of, why_no_gain, why_not_hidden
+from crossfade.batches.choice.watch import Watch, Watcher
+from crossfade.batches.coroutines.parts import Run
+from crossfade.batches.coroutines.spans import Mark, mark, us_between
+from crossfade.batches.ranks.agreement import Agreement, line_up, maximum
 from crossfade.batches.tensors import leaves_of, signature
-from crossfade.batches.watch import Watch, Watcher
 from crossfade.device.clocks import GpuClocks, GpuLoad, Sample
 
 

@@ -22,7 +22,7 @@ from torch import _ops
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from crossfade.batches.carriers import WORKS
+from crossfade.batches.carriers.copy_engines import WORKS
 
 _NAMES = (
     "allreduce allreduce_coalesced allgather all_gather_single _allgather_base allgather_coalesced all_gather_single_coalesced "

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from crossfade.batches.calibration import HOST_BOUND, LEAST_GAIN, Moves, Way
-from crossfade.batches.spans import CollectiveSpan, exposed_us
+from crossfade.batches.choice.calibration import HOST_BOUND, LEAST_GAIN, Moves, Way
+from crossfade.batches.coroutines.spans import CollectiveSpan, exposed_us
 from crossfade.device.clocks import GpuLoad
 from crossfade.intervals import union_us
 

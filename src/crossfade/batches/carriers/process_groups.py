@@ -1,0 +1,125 @@
+"""Collectives of parts by process groups of their own.
+
+Collectives of one group run in order: behind the other part's, which may not be ready.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+import torch.distributed as dist
+
+from crossfade.batches.carriers.carrier import Work, group_name
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_inside: Any = dist.distributed_c10d
+_cuda: Any = torch.cuda
+
+_COPIES: WeakKeyDictionary[ProcessGroup, dict[tuple[int, int | None], ref[ProcessGroup]]] = WeakKeyDictionary()
+"""Copies of groups, by part and blocks; all handles of a process share them. torch keeps them: a group that outlives
+destroy_process_group ends its threads when nobody expects it any more."""
+
+
+_NAMING = threading.Lock()
+_NUMBERS: dict[tuple[int, ...], Iterator[int]] = {}
+"""Of copies of groups of these ranks, which make them in one order; they go on where a group is made anew over its old store."""
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """A group that is made inside has this name. torch's own counts the groups that a rank is in: ranks that are in others beside
+    this one would wait for each other under two names.
+    """
+    with _NAMING:
+        before, thread = _inside._process_group_name, threading.get_ident()
+        _inside._process_group_name = lambda *args, **kwargs: (
+            name if threading.get_ident() == thread else before(*args, **kwargs)
+        )
+        try:
+            yield
+        finally:
+            _inside._process_group_name = before
+
+
+class ProcessGroups:
+    """Communicators of torch's own backend (NCCL, gloo). Part 0 has the module's own groups, the others have copies of them.
+
+    Attributes:
+        max_ctas: the most blocks that a kernel of NCCL may take; part 0 has copies too then. None for NCCL's choice.
+    """
+
+    num_not_replayed = 0
+
+    def __init__(self, max_ctas: int | None = None) -> None:
+        self.max_ctas = max_ctas
+
+    def of_part(self, group: ProcessGroup, part: int) -> ProcessGroup:
+        """The part's own copy of a group, which is made when it is first asked for. All ranks of the group ask in one order."""
+        if part == 0 and self.max_ctas is None:
+            return group
+        kind = part, self.max_ctas
+        copies = _COPIES.get(group)
+        known = copies.get(kind) if copies is not None else None
+        copy = known() if known is not None else None
+        if copy is not None:
+            return copy
+        if group not in _inside._world.pg_map:
+            return group
+        copy = self._copy(group)
+        _COPIES.setdefault(group, {})[kind] = ref(copy)
+        return copy
+
+    def _copy(self, group: ProcessGroup) -> ProcessGroup:
+        ranks, backend, options = dist.get_process_group_ranks(group), str(dist.get_backend(group)), None
+        limit = _timeout_of(group)
+        if self.max_ctas is not None and backend == "nccl":
+            options = _inside.ProcessGroupNCCL.Options()
+            options.config.max_ctas = self.max_ctas
+            options._timeout = limit or options._timeout
+        if _cuda.is_initialized():
+            torch.cuda.synchronize()  # a communicator may be split off one that must have nothing to do then
+        if backend not in ("nccl", "gloo"):  # one for each kind of device
+            backend = str(_inside._world.pg_backend_config[group])
+        number = next(_NUMBERS.setdefault(tuple(ranks), itertools.count()))
+        with _named(f"crossfade {group.group_name} {number}"):
+            made: Any = dist.new_group(ranks, limit, backend, pg_options=options, use_local_synchronization=True)
+        # new_group sorts the ranks: where that changes a rank's number in the group, roots and parts would be others.
+        return made if dist.get_process_group_ranks(made) == ranks else group  # type: ignore[no-any-return,unused-ignore]
+
+    def start(
+        self,
+        part: int,
+        name: str,
+        original: Callable[..., Any],
+        group: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Any,
+    ) -> Any:
+        if options is not None:
+            options.asyncOp = True  # else NCCL would take the caller's stream, and gloo the caller's time
+        return original(self.of_part(group, part), *args, **kwargs)
+
+    def start_packet(
+        self, part: int, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Work | None]:
+        name = group_name(packet, args)
+        if name is not None:
+            own = self.of_part(_inside._resolve_process_group(name), part).group_name
+            args = tuple(own if each is name else each for each in args)
+        return packet(*args, **kwargs), None
+
+
+def _timeout_of(group: Any) -> Any:
+    """How long its collectives may take; None where it does not say."""
+    with suppress(AttributeError, RuntimeError):
+        return group._get_backend(group._device_types[0]).options._timeout
+    return None
