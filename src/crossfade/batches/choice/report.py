@@ -37,7 +37,7 @@ class BatchesReport:
     Attributes:
         way: how it is run: ``"one batch"``, ``"process groups"`` or ``"copy engines"``, perhaps ``", captured"``.
         reason: why in this way.
-        is_settled: whether the calibration is over; it may begin again (docs/batches.md, Calibration).
+        is_settled: whether the calibration is over; it may begin again (docs/batches.md, "How a way is chosen").
         num_batches: parts of a batch.
         measured_ms: what a step takes by each way that was measured, of the slowest rank.
         host_ms: how long the CPU took for the launches of each way, of the slowest rank; with its waits where the GPU's queue was
