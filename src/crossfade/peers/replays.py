@@ -124,10 +124,18 @@ class Recorder:
 
 
 def stop_recording(device: int, pool: Any) -> None:
-    """What torch leaves out where the end of a capture fails. Its allocator would go on recording into the pool: it would free no
-    memory any more, and end the process with an assertion at its exit.
+    """What torch leaves out where the end of a capture fails.
+
+    Its allocator would go on recording into the pool: it would free no memory any more, and end the process with an assertion at
+    its exit. Its generator would draw no random numbers: in torch 2.11 it stays in the capture until another one has ended.
     """
-    calls: Any = torch_or_raise()._C
+    torch: Any = torch_or_raise()
     with suppress(Exception):  # torch has ended it, and its graph will give the pool back
-        calls._cuda_endAllocateToPool(device, pool)
-        calls._cuda_releasePool(device, pool)
+        torch._C._cuda_endAllocateToPool(device, pool)
+        torch._C._cuda_releasePool(device, pool)
+    with suppress(Exception), torch.cuda.device(device):  # the device is in no state to capture anything
+        counter, graph = torch.zeros(1, device="cuda"), torch.cuda.CUDAGraph()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            graph.capture_begin(capture_error_mode="thread_local")
+            counter.zero_()  # torch warns of an empty graph
+            graph.capture_end()
