@@ -284,6 +284,37 @@ def what_cannot_be_captured(device: str) -> None:
     assert torch.equal(*drawn)
 
 
+class Dropping(nn.Module):
+    """Its own rows, dropped, behind a sum over the ranks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x + 0.0 * all_sum(x.detach()))
+
+
+def captured_random_numbers(device: str) -> None:
+    """Each replay has others, and its backward those of its forward, also when another capture has failed since then."""
+    handle, x, masks = (
+        interleave(Dropping(), way=GROUPS, capture=True),
+        torch.ones(8, 64, device=device),
+        list[Tensor](),
+    )
+    x.requires_grad_()
+    for number in range(6):
+        if number == 4:
+            with torch.no_grad():
+                failing = interleave(Syncing(), way="one batch", capture=True)
+                failing(x)
+            assert failing.report().way == "one batch"
+        out = handle(x)
+        masks.append(out.detach() != 0)
+        out.sum().backward()
+        assert x.grad is not None
+        assert torch.equal(x.grad != 0, masks[-1])
+        x.grad = None
+    assert handle.report().way == f"{GROUPS}, captured"
+    assert len({tuple(mask.flatten().tolist()) for mask in masks}) == len(masks)
+
+
 SHARED: dict[str, Case] = {
     "random_models": random_models,
     "long_steps": long_steps,
@@ -304,12 +335,14 @@ SHARED: dict[str, Case] = {
 }
 """Also of ranks that share a GPU, by gloo."""
 
-CASES: dict[str, Case] = {
-    **SHARED,
+BY_NCCL: dict[str, Case] = {
     "captured": captured,
     "captured_training": captured_training,
     "captured_whole_steps": captured_whole_steps,
+    "captured_random_numbers": captured_random_numbers,
     "fsdp2": fsdp2,
     "dtensor_parallel": dtensor_parallel,
 }
-"""With what takes NCCL: graphs, and functional collectives (those of gloo end the process with tensors on a GPU, torch 2.11)."""
+"""What takes NCCL: graphs, and functional collectives (those of gloo end the process with tensors on a GPU, torch 2.11)."""
+
+CASES = {**SHARED, **BY_NCCL}
