@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from weakref import ref
 
@@ -14,11 +15,12 @@ from torch.distributed.distributed_c10d import Work
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from crossfade.batches import interleave, interleaved, steps
+from crossfade.batches import handle, interleave, interleaved, steps
 from crossfade.batches.capture import calls as captured
 from crossfade.batches.capture.calls import CapturedStep
 from crossfade.batches.choice.calibration import MOST_STEPS, Moves, Way
 from crossfade.batches.choice.tuner import Step
+from crossfade.errors import BatchesError
 from tests.helpers.batches_models import assert_near, gradients, random_model, same_input, train
 from tests.helpers.batches_wrappers import GROUPS
 
@@ -70,11 +72,46 @@ def captured_steps(device: str) -> None:
                     each.mul_(0.9)
 
 
-def whole_steps_on_cpu(device: str) -> None:
+@contextmanager
+def graphs_on_cpu() -> Iterator[None]:
+    """Calls and steps are captured by the recorder."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(steps, "can_capture", lambda _: True)
-        patched.setattr(steps, "why_not_captured", lambda *_, **__: "")
+        for module in (handle, steps):
+            patched.setattr(module, "can_capture", lambda _: True)
+            patched.setattr(module, "why_not_captured", lambda *_, **__: "")
         patched.setattr(captured, "Graphs", lambda: record)
+        yield
+
+
+def calls_on_cpu(device: str) -> None:
+    """Captured calls of a handle, while ways are measured and after that, when only the chosen one's graph is left."""
+    for way in ("one batch", GROUPS, None):
+        model, kept = random_model(7).to(device), list[tuple[Tensor, Tensor]]()
+        with graphs_on_cpu(), torch.no_grad():
+            calls = interleave(model, way=way, capture=True)
+            for seed in range(MOST_STEPS + 6 if way is None else 6):
+                x = same_input(6, seed).to(device)
+                kept.append((calls(x), model(x)))
+            for ours, wanted in kept:
+                assert torch.allclose(ours, wanted), way
+            report = calls.report()
+            assert report.is_settled
+            num_graphs = [len(each._graphs) for each in calls._captured.values()]
+            if report.way.endswith(", captured"):
+                assert num_graphs == [1]
+                name, parameter = next(model.named_parameters())
+                model.get_submodule(name.rpartition(".")[0]).register_parameter(
+                    name.rpartition(".")[2], torch.nn.Parameter(parameter.detach())
+                )
+                with pytest.raises(BatchesError, match="another one"):
+                    calls(same_input(6, 0).to(device))
+            else:
+                assert way is None, report
+                assert not num_graphs
+
+
+def whole_steps_on_cpu(device: str) -> None:
+    with graphs_on_cpu():
         whole_steps_captured(device, ("one batch", GROUPS, None))
 
 

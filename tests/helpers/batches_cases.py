@@ -19,7 +19,7 @@ from crossfade.batches.carriers.process_groups import ProcessGroups
 from crossfade.batches.choice.calibration import MOST_STEPS
 from crossfade.batches.coroutines.parts import Run
 from crossfade.errors import BatchesError
-from tests.helpers.batches_captured import captured_steps, whole_steps_on_cpu
+from tests.helpers.batches_captured import calls_on_cpu, captured_steps, whole_steps_on_cpu
 from tests.helpers.batches_first_calls import FIRST_CALLS
 from tests.helpers.batches_later import LATER, WAITS
 from tests.helpers.batches_models import (
@@ -344,6 +344,7 @@ CASES: dict[str, Case] = {
     **WRAPPERS,
     **FIRST_CALLS,
     "captured_steps": captured_steps,
+    "captured_calls": calls_on_cpu,
     "captured_whole_steps": whole_steps_on_cpu,
     "order": order,
     "inference": inference,

@@ -201,6 +201,20 @@ def test_a_module_that_was_changed_is_refused(change: str, *, is_step: bool) -> 
         call(x, shift=shift, times=2)
 
 
+def test_a_sharded_parameter_that_was_moved_is_refused() -> None:
+    """Its own rows lie in a tensor inside."""
+    model = Model()
+    scale: Any = model.scale
+    scale._local_tensor = torch.ones(3)
+    x, shift = inputs(1)
+    with torch.no_grad():
+        call = CapturedCall(model, model, (x,), {"shift": shift, "times": 2}, record)
+        call(x, shift=shift, times=2)
+        scale._local_tensor = torch.ones(3)
+        with pytest.raises(BatchesError, match="goes on using the old ones"):
+            call(x, shift=shift, times=2)
+
+
 class Recurrent(nn.Module):
     """Its layer keeps its parameters in a list of its own, and two names mean one layer."""
 

@@ -63,8 +63,12 @@ class Interleaved:
             return self.module(*args, **kwargs)
         key = self._key(args, kwargs)
         tuner = self._last = self._tuners.get(key) or self._open(key, args, kwargs)
-        if tuner.chosen == _WHOLE and not tuner.is_watched:
-            return self._run_whole(args, kwargs)
+        if tuner.chosen is not None and not tuner.is_watched:  # nothing is measured any more
+            if tuner.chosen == _WHOLE:
+                return self._run_whole(args, kwargs)
+            graph = self._captured[key].only(tuner.chosen) if key in self._captured else None
+            if graph is not None:
+                return graph(*args, **kwargs)
         step = tuner.begin()
         if step.way.is_captured:
             captured = self._captured.get(key) or self._captured.setdefault(key, CapturedWays(self.module))

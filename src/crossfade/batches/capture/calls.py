@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from crossfade.batches.capture.held import WITHOUT_CAPTURE, Held, leaf_of, put_in, sources_of
 from crossfade.batches.capture.limits import without_reducers
-from crossfade.batches.tensors import PLAIN
+from crossfade.batches.tensors import PLAIN, leaves_of
 from crossfade.errors import BatchesError
 from crossfade.peers.replays import stop_recording
 
@@ -94,14 +94,15 @@ class CapturedCall(_Captured):
     """One call without gradients. It keeps no state."""
 
     def _capture(self, module: nn.Module, call: Callable[[], Any], record: Record) -> None:
-        self._replay, self._output = record(call)
-        _check_leaves(self._output)
+        self._replay, output = record(call)
+        _check_leaves(output)
+        self._outputs, self._spec = pytree.tree_flatten(output)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._held.check()
-        _fill(self._inputs, pytree.tree_leaves((args, kwargs)))
+        _fill(self._inputs, _leaves(args, kwargs))
         self._replay()
-        return pytree.tree_map_only(Tensor, torch.clone, self._output)
+        return _nested([each.clone() if isinstance(each, Tensor) else each for each in self._outputs], self._spec)
 
 
 class CapturedStep(_Captured):
@@ -142,11 +143,10 @@ class CapturedStep(_Captured):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._held.check()
-        leaves = pytree.tree_leaves((args, kwargs))
+        leaves = _leaves(args, kwargs)
         given = [each for each in leaves if isinstance(each, Tensor)]
         tensors = iter(_Replayed.apply(self, leaves, *given, *self._parameters))  # type: ignore[no-untyped-call]
-        filled = [next(tensors) if isinstance(each, Tensor) else each for each in self._outputs]
-        return pytree.tree_unflatten(filled, self._spec)
+        return _nested([next(tensors) if isinstance(each, Tensor) else each for each in self._outputs], self._spec)
 
     def forward(self, leaves: Sequence[Any]) -> list[Tensor]:
         """Copies of the outputs that are tensors, for the leaves of the arguments."""
@@ -235,6 +235,16 @@ def _copies(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], A
     return own, pytree.tree_unflatten(own, spec)
 
 
+def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """As `pytree.tree_leaves` of both, and quicker where they are tensors."""
+    return [leaf for value in (*args, *kwargs.values()) for leaf in leaves_of(value)]
+
+
+def _nested(leaves: list[Any], spec: pytree.TreeSpec) -> Any:
+    """As `pytree.tree_unflatten`, and quicker where there is one leaf by itself."""
+    return leaves[0] if spec.is_leaf() else pytree.tree_unflatten(leaves, spec)
+
+
 def _check_leaves(value: Any) -> None:
     """A graph keeps what is no tensor as a constant, so it must be something of which `kind_of` tells one from another."""
     for leaf in pytree.tree_leaves(value):
@@ -245,8 +255,8 @@ def _check_leaves(value: Any) -> None:
             )
 
 
-@torch.no_grad()
 def _fill(own: Sequence[Any], given: Sequence[Any]) -> None:
+    """Copies into tensors of a graph, where no gradients are recorded."""
     for mine, each in zip(own, given, strict=True):
         if isinstance(mine, Tensor):
             mine.copy_(each)

@@ -22,20 +22,31 @@ class Held:
         self._training = [each.training for each in self._modules]
         owners: list[dict[str, Any]] = [own for each in self._modules for own in (each._parameters, each._buffers)]
         self._tensors = [(own, name, each) for own in owners for name, each in own.items() if each is not None]
-        self._places = [_place(each) for _, _, each in self._tensors]
+        # Compared before each replay: to ask a tensor for what it may not have takes a microsecond.
+        self._whole = [each for _, _, each in self._tensors if _local(each) is each]
+        self._sharded = [each for _, _, each in self._tensors if _local(each) is not each]
+        self._places = self._places_now()
+        self._needs_gradient = [each.requires_grad for _, _, each in self._tensors]
         self._buffers = list(module.buffers())
 
     def check(self) -> None:
         """Raises where something else is there now."""
-        is_there = all(own.get(name) is each for own, name, each in self._tensors)
-        is_there = is_there and [_place(each) for _, _, each in self._tensors] == self._places
-        if is_there and [each.training for each in self._modules] == self._training:
+        if (
+            all([own.get(name) is each for own, name, each in self._tensors])
+            and self._places_now() == self._places
+            and [each.requires_grad for _, _, each in self._tensors] == self._needs_gradient
+            and [each.training for each in self._modules] == self._training
+        ):
             return
         raise BatchesError(
             "a parameter or buffer is another one, lies elsewhere or needs a gradient now and did not (or the other way round), "
             "or a module inside was set to training or evaluation",
             hint="a captured call goes on using the old ones: make a new handle after changing them",
         )
+
+    def _places_now(self) -> list[int]:
+        """Where parameters and buffers lie."""
+        return [each.data_ptr() for each in self._whole] + [_local(each).data_ptr() for each in self._sharded]
 
     @contextmanager
     def unchanged(self, inputs: Sequence[Any]) -> Iterator[None]:
@@ -63,10 +74,6 @@ class Held:
 
 def _local(tensor: Any) -> Tensor:
     return getattr(tensor, "_local_tensor", tensor)  # type: ignore[no-any-return]  # a DTensor has it in there
-
-
-def _place(tensor: Any) -> tuple[int, bool]:
-    return _local(tensor).data_ptr(), tensor.requires_grad
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:

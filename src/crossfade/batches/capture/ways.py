@@ -60,6 +60,10 @@ class CapturedWays:
             tuner.restart(step)
         return graph(*args, **kwargs), run
 
+    def only(self, way: Way) -> CapturedCall | CapturedStep | None:
+        """The graph of a way, where it is there and no other one any more."""
+        return self._graphs.get(way) if len(self._graphs) == 1 else None
+
     def _forget_others(self, ways: Collection[Way]) -> None:
         """Gives the memory of graphs back that are not used any more."""
         if any(way not in ways for way in self._graphs):
