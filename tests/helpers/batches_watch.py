@@ -75,11 +75,16 @@ def short_measuring(device: str) -> Iterator[None]:
         yield
 
 
-def _until(handle: Any, step: Callable[[], Any], *, is_settled: bool, most: int = 400) -> int:
-    """How many steps it took until the ways are measured, or a way is chosen."""
+def _until(
+    handle: Any, step: Callable[[], Any], *, is_settled: bool, is_one: bool | None = None, most: int = 400
+) -> int:
+    """How many steps it took until the ways are measured, or a way is chosen. ``is_one``: whether that has to be one batch; where a
+    busy machine had it measured wrongly, it is measured again.
+    """
     for number in range(1, most):
         step()
-        if handle.report().is_settled is is_settled:
+        report = handle.report()
+        if report.is_settled is is_settled and is_one in (None, report.way == "one batch"):
             return number
     raise AssertionError(f"{most} steps later: {handle.report()}")
 
@@ -187,8 +192,7 @@ def a_host_that_becomes_fast(device: str) -> None:
                 model.part_ms = part_ms
                 numbers.append(_until(handle, step, is_settled=False))
                 assert "faster" in handle.report().reason or part_ms == slow_ms, handle.report()
-                numbers.append(_until(handle, step, is_settled=True))
-                assert (handle.report().way == "one batch") == (part_ms == slow_ms), handle.report()
+                numbers.append(_until(handle, step, is_settled=True, is_one=part_ms == slow_ms))
             _all_said(numbers)
 
 

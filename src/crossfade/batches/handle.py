@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
@@ -21,7 +20,7 @@ from crossfade.batches.choice.tuner import Step, Tuner
 from crossfade.batches.coroutines.ddp import one_backward
 from crossfade.batches.coroutines.parts import Run, current_part
 from crossfade.batches.runner import Runner
-from crossfade.batches.tensors import Call, device_kinds, kind_of, modes, signature
+from crossfade.batches.tensors import Call, device_kinds, kind_of, modes, modes_now, signature
 from crossfade.batches.wrappers.fsdp import share_parameters
 from crossfade.batches.wrappers.obstacles import why_one_batch
 from crossfade.errors import BatchesError
@@ -29,12 +28,6 @@ from crossfade.errors import BatchesError
 Split = Callable[[tuple[Any, ...], dict[str, Any], int], Sequence[Any]]
 Join = Callable[[Sequence[Any], Sequence[int]], Any]
 _WHOLE = Way(Moves.ONE)
-_MODES: tuple[Callable[[], object], ...] = (
-    torch.is_grad_enabled,
-    torch.is_inference_mode_enabled,
-    *(partial(ask, kind) for ask in (torch.is_autocast_enabled, torch.get_autocast_dtype) for kind in ("cpu", "cuda")),
-)
-"""What of torch's state makes another kind of call."""
 
 
 class Interleaved:
@@ -114,8 +107,7 @@ class Interleaved:
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[object, ...]:
         """Equal for calls of one kind."""
-        modes_now = dist.is_initialized(), *(ask() for ask in _MODES)
-        state = self.module.training, *(each.training for each in self._norms), *modes_now
+        state = self.module.training, *[each.training for each in self._norms], *modes_now()
         return (*state, kind_of(args, kwargs, with_values=self._runner.captures)) if self._per_shape else state
 
     def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
@@ -135,7 +127,7 @@ class Interleaved:
         except Exception as error:  # the other ranks are told where they compare
             reason, failed = f"split raises {type(error).__name__}", error
         self._in_one_stream = share_parameters(self.module)
-        kinds = device_kinds((args, kwargs))
+        kinds = device_kinds(args, kwargs)
         device, why = "cuda" if "cuda" in kinds else "cpu", ""
         if self._runner.captures:
             trains = torch.is_grad_enabled()

@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from crossfade.batches.capture.limits import why_not_captured
@@ -18,7 +17,7 @@ from crossfade.batches.choice.report import BatchesReport
 from crossfade.batches.choice.tuner import Step, Tuner
 from crossfade.batches.coroutines.parts import Run
 from crossfade.batches.runner import Runner
-from crossfade.batches.tensors import device_kinds, modes, signature
+from crossfade.batches.tensors import device_kinds, kind_of, modes, modes_now, signature
 from crossfade.batches.wrappers.sharded_calls import sharded_calls
 from crossfade.errors import BatchesError
 
@@ -84,9 +83,9 @@ class InterleavedSteps:
         )
         self._runners: dict[int, Runner] = {}
         self._per_shape = per_shape
-        self._tuners: dict[tuple[str, ...], Tuner] = {}
-        self._captured: dict[tuple[str, ...], CapturedWays] = {}
-        self._functions: dict[tuple[str, ...], list[Callable[..., Any]]] = {}  # those of a kind's first step
+        self._tuners: dict[tuple[object, ...], Tuner] = {}
+        self._captured: dict[tuple[object, ...], CapturedWays] = {}
+        self._functions: dict[tuple[object, ...], list[Callable[..., Any]]] = {}  # those of a kind's first step
         self._last: Tuner | None = None
         self._parts: list[StepPart] = []
         self._kinds = set[str]()  # of devices, where the batches' tensors are
@@ -112,7 +111,7 @@ class InterleavedSteps:
         if self._step is not None:
             raise BatchesError("the step's batches have run already", hint="give all batches before run.backward()")
         part = StepPart(function, args, kwargs, weight)
-        self._kinds |= device_kinds(part.arguments)
+        self._kinds |= device_kinds(args, kwargs)
         self._parts.append(part)
         return part
 
@@ -197,40 +196,51 @@ class InterleavedSteps:
     def _device(self) -> str:
         return "cuda" if "cuda" in self._kinds else "cpu"
 
-    def _open(self) -> tuple[tuple[str, ...], Tuner]:
+    def _open(self) -> tuple[tuple[object, ...], Tuner]:
         captures = self._module is not None and can_capture(self._device())
-        key, why = self._kind(captures=captures)
-        if self._module is not None and not captures:
-            why = "a CPU has no graphs"
-        tuner = self._tuners.get(key) or self._tuners.setdefault(key, self._new_tuner(key, why, captures=captures))
+        key, has_others = self._key(captures=captures)
+        tuner = self._tuners.get(key)
+        if tuner is None:
+            tuner = self._tuners[key] = self._new_tuner(key, captures=captures, has_others=has_others)
         self._last = tuner
         return key, tuner
 
-    def _kind(self, *, captures: bool) -> tuple[tuple[str, ...], str]:
-        """What is equal for steps of one kind, and why such a step must not be captured."""
+    def _key(self, *, captures: bool) -> tuple[tuple[object, ...], bool]:
+        """Equal for steps of one kind; and whether its functions are others than those of the first captured step like it."""
+        kinds = [kind_of(*part.arguments, with_values=captures) for part in self._parts] if self._per_shape else []
+        key = len(self._parts), *modes_now(), *kinds
+        if not captures:
+            return key, False
+        key = *key, *[each.training for each in self._module or ()]
+        functions = [part.function for part in self._parts]
+        has_others = self._functions.setdefault(key, functions) != functions
+        return (*key, has_others), has_others
+
+    def _kind(self, *, captures: bool, has_others: bool) -> tuple[str, ...]:
+        """The same in words, for the ranks to compare."""
         kinds = [signature(part.arguments, with_values=captures) for part in self._parts] if self._per_shape else []
         state = modes(trains=torch.is_grad_enabled())
-        if not dist.is_initialized():
-            state = (*state, "no process group")
-        key = (f"{len(self._parts)} batches", *state, *(name for kind in kinds for name in kind))
-        if not captures or self._module is None:
-            return key, ""
-        key = (*key, *(name for each in self._module for name in modes(trains=each.training)))
-        functions = [part.function for part in self._parts]
-        if self._functions.setdefault(key, functions) != functions:
-            return (*key, "other functions"), "its functions are others than those of the first step of its kind"
-        return key, ""
+        words = f"{len(self._parts)} batches", *state, *[name for kind in kinds for name in kind]
+        if not captures:
+            return words
+        words = *words, *[name for each in self._module or () for name in modes(trains=each.training)]
+        return (*words, "other functions") if has_others else words
 
-    def _new_tuner(self, key: tuple[str, ...], why: str, *, captures: bool) -> Tuner:
-        number = len(self._parts)
+    def _new_tuner(self, key: tuple[object, ...], *, captures: bool, has_others: bool) -> Tuner:
+        number, why = len(self._parts), ""
+        if has_others:
+            why = "its functions are others than those of the first step of its kind"
+        elif self._module is not None and not captures:
+            why = "a CPU has no graphs"
         runner = self._runners.get(number) or self._runners.setdefault(number, self._make_runner(number))
         if captures and self._module is not None and not why:
             why = why_not_captured(self._module, self._kinds, trains=torch.is_grad_enabled())
             if not why:
                 self._captured[key] = CapturedWays(self._module)
         reason = "" if number > 1 else "there is one batch only"
+        words = self._kind(captures=captures, has_others=has_others)
         captures = key in self._captured
-        tuner = runner.tuner(self._device(), key, reason, in_one_stream=False, captures=captures)
+        tuner = runner.tuner(self._device(), words, reason, in_one_stream=False, captures=captures)
         if why:
             tuner.notes.append(f"not captured: {why}")
         return tuner

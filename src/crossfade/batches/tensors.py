@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
 from crossfade.errors import BatchesError
@@ -15,6 +17,11 @@ from crossfade.errors import BatchesError
 def leaves_of(value: Any) -> list[Any]:
     """What a value holds. Quicker than pytree where that is one tensor, as inputs and outputs of a module's call mostly are."""
     return [value] if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)
+
+
+def leaves_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """What the arguments of a call hold, in the order that pytree has."""
+    return [leaf for value in (*args, *kwargs.values()) for leaf in leaves_of(value)]
 
 
 class Call(NamedTuple):
@@ -144,6 +151,19 @@ def _nesting(value: Any, spec: pytree.TreeSpec) -> str:
     return str(spec)
 
 
+_MODES: tuple[Callable[[], object], ...] = (
+    torch.is_grad_enabled,
+    torch.is_inference_mode_enabled,
+    *(partial(ask, kind) for ask in (torch.is_autocast_enabled, torch.get_autocast_dtype) for kind in ("cpu", "cuda")),
+    dist.is_initialized,
+)
+
+
+def modes_now() -> list[object]:
+    """What of torch's state makes another kind of call; quicker to make than `modes`."""
+    return [ask() for ask in _MODES]
+
+
 def modes(*, trains: bool) -> tuple[str, ...]:
     """What of torch's state makes another kind of call, in words. ``trains``: whether the module is in training."""
     return (
@@ -158,9 +178,9 @@ def modes(*, trains: bool) -> tuple[str, ...]:
     )
 
 
-def device_kinds(value: Any) -> set[str]:
-    """Where the tensors of a value are: ``"cpu"``, ``"cuda"``."""
-    return {leaf.device.type for leaf in leaves_of(value) if isinstance(leaf, torch.Tensor)}
+def device_kinds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
+    """Where the tensors among the arguments of a call are: ``"cpu"``, ``"cuda"``."""
+    return {leaf.device.type for leaf in leaves_of_call(args, kwargs) if isinstance(leaf, torch.Tensor)}
 
 
 def _signature(leaf: Any, with_values: bool) -> str:
