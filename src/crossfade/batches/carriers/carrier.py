@@ -6,13 +6,24 @@ A work's ``wait`` makes the current stream wait (on a CPU, the caller).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 class Work(Protocol):
     """A collective on its way."""
 
     def wait(self) -> Any: ...
+
+
+class MethodCall(NamedTuple):
+    """A call of a process group's method. ``options``: those among the arguments, or None."""
+
+    name: str
+    original: Callable[..., Any]
+    group: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    options: Any
 
 
 class Carrier(Protocol):
@@ -24,17 +35,8 @@ class Carrier(Protocol):
 
     num_not_replayed: int
 
-    def start(
-        self,
-        part: int,
-        name: str,
-        original: Callable[..., Any],
-        group: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: Any,
-    ) -> Any:
-        """Starts what a method of a process group does; gives its work. ``options``: those among the arguments."""
+    def start(self, part: int, call: MethodCall) -> Any:
+        """Starts what a method of a process group does; gives its work."""
         ...
 
     def start_packet(

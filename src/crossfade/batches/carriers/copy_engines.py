@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from crossfade.batches.carriers.buffers import open_buffers
-from crossfade.batches.carriers.carrier import Work, group_name
+from crossfade.batches.carriers.carrier import MethodCall, Work, group_name
 from crossfade.batches.carriers.equivalents import of_method, of_packet
 from crossfade.batches.carriers.process_groups import ProcessGroups
 from crossfade.interrupted import brief
@@ -33,20 +33,9 @@ class CopyEngines:
         self._num_parts = num_parts
         self._otherwise = otherwise
 
-    def start(
-        self,
-        part: int,
-        name: str,
-        original: Callable[..., Any],
-        group: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: Any,
-    ) -> Any:
-        copied = of_method(name, args)
-        if copied is None:
-            return self._otherwise.start(part, name, original, group, args, kwargs, options)
-        return self._do(part, group, *copied)
+    def start(self, part: int, call: MethodCall) -> Any:
+        copied = of_method(call.name, call.args)
+        return self._otherwise.start(part, call) if copied is None else self._do(part, call.group, *copied)
 
     def start_packet(
         self, part: int, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 import torch.distributed as dist
 
-from crossfade.batches.carriers.carrier import Work, group_name
+from crossfade.batches.carriers.carrier import MethodCall, Work, group_name
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -94,19 +94,10 @@ class ProcessGroups:
         # new_group sorts the ranks: where that changes a rank's number in the group, roots and parts would be others.
         return made if dist.get_process_group_ranks(made) == ranks else group  # type: ignore[no-any-return,unused-ignore]
 
-    def start(
-        self,
-        part: int,
-        name: str,
-        original: Callable[..., Any],
-        group: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: Any,
-    ) -> Any:
-        if options is not None:
-            options.asyncOp = True  # else NCCL would take the caller's stream, and gloo the caller's time
-        return original(self.of_part(group, part), *args, **kwargs)
+    def start(self, part: int, call: MethodCall) -> Any:
+        if call.options is not None:
+            call.options.asyncOp = True  # else NCCL would take the caller's stream, and gloo the caller's time
+        return call.original(self.of_part(call.group, part), *call.args, **call.kwargs)
 
     def start_packet(
         self, part: int, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -25,7 +25,7 @@ from torch._guards import TracingContext
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from crossfade.batches.carriers.carrier import Carrier, group_name, options_of
+from crossfade.batches.carriers.carrier import Carrier, MethodCall, group_name, options_of
 from crossfade.batches.coroutines.ddp import OneBackward
 from crossfade.batches.coroutines.interception import installed
 from crossfade.batches.coroutines.spans import CollectiveSpan, Mark, mark, us_between
@@ -156,7 +156,7 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
         begin = self._before(name, args, group)
         self._is_quiet = True
         try:
-            work = self.owner.carrier.start(self.index, name, original, group, args, kwargs, options)
+            work = self.owner.carrier.start(self.index, MethodCall(name, original, group, args, kwargs, options))
         finally:
             self._is_quiet = False
         if work is not None and not is_waited_for:
