@@ -47,7 +47,7 @@ def sides_of(model: nn.Module, x: Tensor) -> dict[str, Callable[[], Any]]:
     own, graph = x.clone(), _cuda.CUDAGraph()
     torch.cuda.synchronize()
     with _cuda.graph(graph):
-        out = model(own)
+        out: Tensor = model(own)
     handle = crossfade.interleave(model, way="one batch", capture=True)
 
     def copied() -> Tensor:
