@@ -126,7 +126,7 @@ class Recorder:
 def stop_recording(device: int, pool: Any) -> None:
     """What torch leaves out where the end of a capture fails.
 
-    Its allocator would go on recording into the pool: it would free no memory any more, and end the process with an assertion at
+    Its allocator would keep recording into the pool: it would free no memory any more, and end the process with an assertion at
     its exit. Its generator would draw no random numbers: in torch 2.11 it stays in the capture until another one has ended.
     """
     torch: Any = torch_or_raise()

@@ -1,1 +1,1 @@
-"""Calls and steps as CUDA graphs: what can be captured, what a graph goes on using, and the graphs of each way."""
+"""Calls and steps as CUDA graphs: what can be captured, what a graph depends on, and the graphs of each way."""

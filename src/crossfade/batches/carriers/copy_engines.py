@@ -160,7 +160,7 @@ def _set_stream(place: _Place) -> None:
 
 
 class _OnStream:
-    """Copies that have been enqueued. The tensors live until somebody has waited."""
+    """Copies that have been enqueued. The tensors live until the first wait."""
 
     def __init__(self, track: _Track, event: Any, tensors: tuple[torch.Tensor, ...]) -> None:
         self._track = track
@@ -183,7 +183,7 @@ class _OnStream:
 
     @brief
     def __del__(self) -> None:
-        self._track.free.append(self._event)  # nobody can wait for it any more
+        self._track.free.append(self._event)  # there is no work left that could wait for it
 
 
 WORKS: tuple[Any, ...] = (dist.Work, _Done, _OnStream)

@@ -25,18 +25,18 @@ _cuda: Any = torch.cuda
 
 _COPIES: WeakKeyDictionary[ProcessGroup, dict[tuple[int, int | None], ref[ProcessGroup]]] = WeakKeyDictionary()
 """Copies of groups, by part and blocks; all handles of a process share them. torch keeps them: a group that outlives
-destroy_process_group ends its threads when nobody expects it any more."""
+destroy_process_group ends its threads at any later time."""
 
 
 _NAMING = threading.Lock()
 _NUMBERS: dict[tuple[int, ...], Iterator[int]] = {}
-"""Of copies of groups of these ranks, which make them in one order; they go on where a group is made anew over its old store."""
+"""Of copies of groups of these ranks, which make them in one order. They continue where a group is made again over its store."""
 
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """A group that is made inside has this name. torch's own counts the groups that a rank is in: ranks that are in others beside
-    this one would wait for each other under two names.
+    """A group that is made inside has this name. torch's own counts the groups that a rank is in: ranks that are in other
+    groups too would wait for each other under two names.
     """
     with _NAMING:
         before, thread = _inside._process_group_name, threading.get_ident()

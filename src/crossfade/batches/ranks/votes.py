@@ -30,7 +30,7 @@ class Votes:
         longest: and for their numbers.
 
     Attributes:
-        is_over: a rank has waited too long, or the store is gone: the process that had it has ended, and waits for nobody.
+        is_over: there are no more votes, since a rank has waited too long, or the process that had the store has ended.
     """
 
     def __init__(self, store: Any, index: int, num_ranks: int, limit: timedelta, longest: timedelta) -> None:
