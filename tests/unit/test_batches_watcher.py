@@ -87,6 +87,19 @@ def test_one_batch_is_watched_for_a_host_that_becomes_fast(monkeypatch: pytest.M
     assert host.watcher.ways == [ONE, GROUPS, COPIES]
 
 
+@pytest.mark.parametrize(("launches_ms", "loop_is"), [(6.8, 0.9), (7.6, 0.85), (9.2, 0.75), (12.5, 0.75)])
+def test_the_less_a_host_has_to_become_faster_the_smaller_a_change_is_enough(
+    launches_ms: float, loop_is: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(monkeypatch)
+    times = {ONE: 6.6, COPIES: launches_ms}
+    host.begin(ONE, times, times | {ONE: 1.9})
+    host.taken_us = 1.01 * loop_is * SLOW_US
+    assert host.num_until_changed() is None
+    host.taken_us = 0.99 * loop_is * SLOW_US
+    assert host.num_until_changed() is not None
+
+
 def test_a_rank_whose_host_is_still_slow_keeps_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(monkeypatch)
     host.begin(ONE, *SLOW_HOST)
