@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import crossfade.p2p.backend
 from crossfade.batches import interleave, interleaved
 from crossfade.batches.carriers import process_groups
 from crossfade.batches.ranks.agreement import Agreement
+from crossfade.batches.runner import Runner
 from crossfade.errors import BatchesError
 from tests.helpers.ranks import Case
 
@@ -95,12 +97,103 @@ def an_error_of_one_rank(device: str) -> None:
 
 def a_group_made_in_another_thread_meanwhile(device: str) -> None:
     names = list[str]()
-    with process_groups._named("of this thread"):
+    with process_groups._NAMES.use("of this thread"):
         thread = threading.Thread(target=lambda: names.append(process_groups._inside._process_group_name([0], False)))
         thread.start()
         thread.join()
         names.append(process_groups._inside._process_group_name([0], True))
     assert names[0] != "of this thread" == names[1]
+
+
+def two_threads_that_make_copies_in_other_orders(device: str) -> None:
+    groups, rank, done = [dist.new_group() for _ in range(2)], dist.get_rank(), list[Tensor]()
+    makes = threading.Event()
+    before = process_groups.ProcessGroups._copy
+
+    def late(self: Any, group: dist.ProcessGroup) -> dist.ProcessGroup:
+        if group is groups[rank % 2]:  # the other one is made when this one waits for the other ranks already
+            makes.set()
+        else:
+            assert makes.wait(20)
+        return before(self, group)
+
+    def work(group: dist.ProcessGroup) -> None:
+        handle = interleave(Summing(group), group=group, way=GROUPS_WAY, timeout_s=20)
+        done.append(handle(torch.ones(4, 8)))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(process_groups.ProcessGroups, "_copy", late)
+        threads = [threading.Thread(target=work, args=(group,), daemon=True) for group in groups]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    assert len(done) == 2
+    assert all(torch.equal(each, torch.full((4, 8), float(dist.get_world_size()))) for each in done)
+
+
+def a_copy_of_some_ranks_is_made_by_none_but_them(device: str) -> None:
+    """Where the default group is bound to a device, torch would split it off with all ranks."""
+    default: Any = dist.distributed_c10d._get_default_group()
+    bound, seen = torch.device("cuda", 0), list[Any]()
+    before = dist.new_group
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        seen.append(default.bound_device_id)
+        default.bound_device_id = None  # gloo does not know the device
+        return before(*args, **kwargs)
+
+    some = dist.new_group([0, 1])
+    for group, wanted in ((some, None), (None, bound)):
+        if group is some and dist.get_rank() > 1:
+            continue
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(dist, "new_group", noted)
+            default.bound_device_id = bound
+            interleave(Summing(group), group=group, way=GROUPS_WAY, timeout_s=20)(torch.ones(4, 8))
+        assert seen == [wanted], seen
+        seen.clear()
+        default.bound_device_id = None
+
+
+class _SummingAlone(nn.Module):
+    """Rank 0 has a collective more than the others, in a group of its own."""
+
+    def __init__(self, own: dist.ProcessGroup, *, by_name: bool) -> None:
+        super().__init__()
+        self.own = own
+        self.by_name = by_name
+
+    def forward(self, x: Tensor) -> Tensor:
+        operators: Any = torch.ops._c10d_functional
+        if dist.get_rank() == 0:
+            given = {"group_name": self.own.group_name} if self.by_name else {}
+            args = [] if self.by_name else [self.own.group_name]
+            x = operators.wait_tensor(operators.all_reduce(x * 2, "sum", *args, **given))
+        return x + 1
+
+
+def a_collective_of_one_rank_alone(device: str) -> None:
+    own = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    for by_name in (False, True):
+        handle = interleave(_SummingAlone(own, by_name=by_name), way=GROUPS_WAY, timeout_s=20)
+        wanted = 3.0 if dist.get_rank() == 0 else 2.0
+        for _ in range(2):
+            assert torch.equal(handle(torch.ones(4, 8)), torch.full((4, 8), wanted))
+
+
+def a_handle_of_fewer_ranks_than_the_collectives(device: str) -> None:
+    own = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    handle = interleave(Summing(), group=own, way=GROUPS_WAY, timeout_s=20)
+    for _ in range(2):
+        assert torch.equal(handle(torch.ones(4, 8)), torch.full((4, 8), float(dist.get_world_size())))
+
+
+def what_can_be_captured_on_one_rank_only(device: str) -> None:
+    with pytest.raises(BatchesError, match="it can be captured"):
+        Runner(2, None, None, True, None, 20.0, watches=False).tuner(
+            "cpu", ["float32[4]"], "", in_one_stream=False, captures=dist.get_rank() == 0
+        )
 
 
 def the_own_backend(device: str) -> None:
@@ -145,6 +238,11 @@ GROUPS: dict[str, Case] = {
         an_error_of_the_run_before,
         an_error_of_one_rank,
         a_group_made_in_another_thread_meanwhile,
+        two_threads_that_make_copies_in_other_orders,
+        a_copy_of_some_ranks_is_made_by_none_but_them,
+        a_collective_of_one_rank_alone,
+        a_handle_of_fewer_ranks_than_the_collectives,
+        what_can_be_captured_on_one_rank_only,
         the_own_backend,
         what_cannot_be_joined,
     )

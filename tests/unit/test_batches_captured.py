@@ -181,6 +181,7 @@ def test_a_backward_whose_forward_is_overwritten_is_refused(again: str) -> None:
 
 
 CHANGES: dict[str, Callable[[Model], object]] = {
+    "another module": lambda model: setattr(model, "first", nn.Linear(6, 6)),
     "moved": lambda model: setattr(model.scale, "data", model.scale.data.clone()),
     "frozen": lambda model: model.scale.requires_grad_(False),
     "another one": lambda model: setattr(model, "scale", nn.Parameter(model.scale.detach())),
@@ -328,6 +329,29 @@ def test_a_module_that_counts_has_what_it_had_before_a_capture_is_refused() -> N
         CapturedStep(model, model, (torch.randn(5, 6),), {}, record)
     for name, each in model.named_buffers():
         assert torch.equal(each, before[name]), name
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("is_argument", [False, True])
+def test_what_is_changed_in_place_is_seen_though_a_capture_runs_nothing(
+    mode: Callable[[], Any], *, is_argument: bool
+) -> None:
+    model: Any = nn.Identity()
+    model.register_buffer("seen", torch.zeros(1))
+
+    def call(x: Tensor) -> Tensor:
+        (x if is_argument else model.seen).add_(1)
+        return x * 2
+
+    def record_only(work: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
+        before = model.seen.clone()
+        result = work()
+        model.seen.data.copy_(before)
+        return (lambda: None), result
+
+    what = "an argument" if is_argument else "a buffer"
+    with mode(), pytest.raises(BatchesError, match=f"changes {what} in place"):
+        CapturedCall(model, call, (torch.ones(2),), {}, record_only)
 
 
 @pytest.mark.parametrize("is_whole", [False, True])

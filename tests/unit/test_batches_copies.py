@@ -33,7 +33,7 @@ class Streams:
     def set(self, stream_id: int, device_index: int, device_type: int) -> None:
         self.current = stream_id, device_index, device_type
 
-    def stream(self, use: str, part: int) -> Any:
+    def stream(self, use: str, part: int, device: int = 0) -> Any:
         return SimpleNamespace(
             stream_id=10 + part, device_index=0, device_type=1, wait_event=lambda event: self.wait(10 + part, event)
         )
@@ -88,7 +88,7 @@ class Peers:
 
 
 def test_a_call_that_comes_again_is_replayed_behind_its_caller(streams: Streams) -> None:
-    machine, peers, track, seen = streams._machine, Peers(streams), _Track(1), list[int]()
+    machine, peers, track, seen = streams._machine, Peers(streams), _Track(1, 0), list[int]()
 
     def double(source: torch.Tensor, group: Any, out: torch.Tensor, *, lane: int) -> None:
         seen.append(lane)
@@ -111,7 +111,7 @@ def test_a_call_that_comes_again_is_replayed_behind_its_caller(streams: Streams)
 
 
 def test_events_belong_to_one_work_at_a_time(streams: Streams) -> None:
-    peers, track = Peers(streams), _Track(0)
+    peers, track = Peers(streams), _Track(0, 0)
     tensors = [torch.ones(1) for _ in range(3)]
     works = [track.enqueue(peers, lambda *_, lane: None, each, each)[0] for each in tensors]  # type: ignore[arg-type]
     assert streams.num_events == 4
@@ -126,12 +126,12 @@ def test_a_call_that_fails_leaves_the_callers_stream_current(streams: Streams) -
 
     one = torch.ones(1)
     with pytest.raises(ValueError, match="no kernel"):
-        _Track(0).enqueue(Peers(streams), fail, one, one)  # type: ignore[arg-type]
+        _Track(0, 0).enqueue(Peers(streams), fail, one, one)  # type: ignore[arg-type]
     assert streams.current == CALLER
 
 
 def test_what_the_caller_captures_is_no_use_of_a_replay(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine, peers, track, seen = streams._machine, Peers(streams), _Track(0), list[int]()
+    machine, peers, track, seen = streams._machine, Peers(streams), _Track(0, 0), list[int]()
 
     def act(*_: Any, lane: int) -> None:
         seen.append(lane)
@@ -145,7 +145,7 @@ def test_what_the_caller_captures_is_no_use_of_a_replay(streams: Streams, monkey
 
 def test_a_graph_is_of_the_memory_that_it_was_captured_with(streams: Streams) -> None:
     """A tensor may get the address of one whose memory was given back to the device; the copies of a graph do not know that."""
-    machine, peers, track = streams._machine, Peers(streams), _Track(0)
+    machine, peers, track = streams._machine, Peers(streams), _Track(0, 0)
 
     def double(source: torch.Tensor, group: Any, out: torch.Tensor, *, lane: int) -> None:
         machine.do(lambda: torch.mul(source, 2, out=out))
@@ -166,10 +166,10 @@ def test_copy_engines_count_the_collectives_that_were_no_replays(
     engines = copy_engines.CopyEngines(2, ProcessGroups())
     monkeypatch.setattr(copy_engines, "open_buffers", lambda group, device, num_parts, size_bytes: peers)
     no_group: Any = None
-    tracks = [_Track(part) for part in range(2)]
-    monkeypatch.setattr(copy_engines, "_track", tracks.__getitem__)
+    tracks = [_Track(part, 0) for part in range(2)]
+    monkeypatch.setattr(copy_engines, "_track", lambda part, device: tracks[part])
     one: Any = SimpleNamespace(
-        device=SimpleNamespace(type="cuda"), data_ptr=lambda: 1, shape=(1,), dtype=torch.float32, nbytes=4
+        device=SimpleNamespace(type="cuda", index=0), data_ptr=lambda: 1, shape=(1,), dtype=torch.float32, nbytes=4
     )
 
     def act(*_: Any, lane: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from crossfade.batches.carriers.process_groups import ProcessGroups
 from crossfade.batches.coroutines.interception import METHODS, PACKETS, installed
 from crossfade.batches.coroutines.parts import Run
 from crossfade.errors import MissingDependency
+from tests.helpers.scripted import Scripted
 
 
 def test_what_was_replaced_is_put_back() -> None:
@@ -32,7 +34,7 @@ def test_what_was_replaced_is_put_back() -> None:
     with pytest.raises(ZeroDivisionError):
         Run(ProcessGroups()).go([lambda: 1 / 0, lambda: None])
     assert all(ours is theirs for ours, theirs in zip(before, now(), strict=True))
-    assert installed._num_users == 0
+    assert not installed._users
 
 
 def test_what_somebody_else_has_replaced_meanwhile_is_called_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +57,39 @@ def test_what_somebody_else_has_replaced_meanwhile_is_called_and_put_back(monkey
     before = vars(dist.ProcessGroup)["broadcast"]
     Run(ProcessGroups()).go([lambda: None, lambda: None])
     assert vars(dist.ProcessGroup)["broadcast"] is before is not theirs
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is:DeprecationWarning")
+def test_parts_do_not_stop_under_a_script() -> None:
+    """It calls Python through C++ that ends the process where a greenlet is switched under it."""
+    scripted = torch.jit.script(Scripted())
+    run = Run(ProcessGroups())
+    assert run.go([lambda: scripted(torch.ones(1)).tolist(), lambda: scripted(torch.zeros(1)).tolist()]) == [[2], [1]]
+    assert [dict(part.atomic) for part in run.parts] == [{"inside an operator": 1}] * 2
+
+
+@pytest.mark.parametrize("function", ["enter", "leave"])
+def test_what_an_interrupt_leaves_in_place_is_taken_away_later(function: str) -> None:
+    before = {name: vars(dist.ProcessGroup).get(name) for name in METHODS}
+    left = 0  # lines until the interrupt
+
+    def interrupt(frame: Any, event: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_name in (function, "_take_away") and event == "line":
+            left -= 1
+            if not left:
+                raise KeyboardInterrupt
+        return interrupt
+
+    for number in range(1, 60, 3):
+        left = number
+        sys.settrace(interrupt)
+        with suppress(KeyboardInterrupt):
+            Run(ProcessGroups()).go([lambda: None, lambda: None])
+        sys.settrace(None)
+        Run(ProcessGroups()).go([lambda: None, lambda: None])
+        assert {name: vars(dist.ProcessGroup).get(name) for name in METHODS} == before
+        assert not installed._users
 
 
 def test_without_greenlet_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

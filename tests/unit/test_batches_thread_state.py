@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from crossfade.batches import yield_point
+from crossfade.batches.coroutines import thread_state
+from crossfade.batches.coroutines.thread_state import ThreadState, seeded
 from tests.helpers.parts import Doubling, interleave, switching
 
 
@@ -112,6 +115,72 @@ def test_autocast_stays_in_its_part() -> None:
         return torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype
 
     assert interleave(cast, plain, cast) == [torch.bfloat16, torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("outer", [True, False])
+def test_gradients_stay_off_where_parts_stop_under_autocast(outer: bool) -> None:
+    """Other dispatch keys are put back by guards, one of which sets the gradient modes too."""
+
+    def part() -> list[bool]:
+        found = []
+        with torch.autocast("cpu", torch.bfloat16):
+            for _ in range(3):
+                found += [torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()]
+                yield_point()
+        return [*found, torch.is_grad_enabled()]
+
+    with torch.set_grad_enabled(outer):
+        assert interleave(part, part, part) == [[outer, True] * 3 + [outer]] * 3
+        assert torch.is_grad_enabled() is outer
+    with torch.inference_mode():
+        assert interleave(part, part) == [[False] * 7] * 2
+
+
+def test_a_part_with_a_stream_of_its_own_has_no_casts_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may not be there yet when it begins."""
+    monkeypatch.setattr(torch._C, "_cuda_setStream", lambda **_: None, raising=False)
+    weight = torch.ones(2, 2, requires_grad=True)
+
+    def cast() -> object:
+        return torch.mm(torch.ones(2, 2), weight).grad_fn.next_functions[1][0]  # type: ignore[union-attr]
+
+    with torch.autocast("cpu", torch.bfloat16):
+        now = ThreadState.take()._replace(stream=(0, 0, 1))
+        now.put(now)
+        kept = cast()
+        now.put(now)
+        assert cast() is kept, "one cast serves the stream"
+        now._replace(stream=(3, 0, 1)).put(now)
+        assert cast() is not kept
+
+
+class _Philox:
+    """What is asked of a GPU's generator."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed, self._offset = seed, 0
+
+    def initial_seed(self) -> int:
+        return self._seed
+
+    def get_offset(self) -> int:
+        return self._offset
+
+    def set_offset(self, offset: int) -> None:
+        self._offset = offset
+
+
+def test_random_numbers_on_a_gpu_follow_from_those_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that share activations have one seed there, whatever they draw on the CPU; others have other ones."""
+    monkeypatch.setattr(thread_state, "_gpu_generator", lambda: SimpleNamespace(device="cpu"))
+
+    def seeds(on_cpu: int, on_gpu: int, num_runs: int = 2) -> list[int]:
+        torch.manual_seed(on_cpu)
+        state = ThreadState.take()._replace(gpu_generator=_Philox(on_gpu))
+        return [seeded(state).gpu_generator.initial_seed() for _ in range(2 * num_runs)]
+
+    assert seeds(1, 7) == seeds(2, 7)
+    assert len({*seeds(1, 7), *seeds(1, 8)}) == 8
 
 
 def test_random_numbers_belong_to_the_part_and_follow_from_the_seed() -> None:

@@ -17,7 +17,7 @@ from crossfade.batches.choice.calibration import Moves, Way
 from crossfade.batches.choice.tuner import Step, Tuner
 from crossfade.batches.coroutines.parts import Run
 from crossfade.batches.ranks.agreement import Agreement, maximum
-from crossfade.batches.tensors import leaves_of
+from crossfade.batches.tensors import leaves_of, local_of
 from crossfade.errors import CrossfadeError
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ class Runner:
         if self.agreement is None or not dist.is_initialized():
             ways, reason = [Moves.ONE], "there is no process group: nothing communicates"
         else:
-            self.agreement.compare(f"a call of {', '.join(key)}; {reason or 'it can be interleaved'}")
+            as_graph = "; it can be captured" if captures else ""
+            self.agreement.compare(f"a call of {', '.join(key)}; {reason or 'it can be interleaved'}{as_graph}")
             if reason:
                 ways = [Moves.ONE]
             elif self._fixed is not None:
@@ -69,10 +70,8 @@ class Runner:
                 if device == "cuda" and not in_one_stream and self._can_copy():
                     ways.append(Moves.COPIES)
         every = [Way(moves) for moves in ways]
-        if captures and (self._fixed is None or len(ways) > 1):
-            every += [Way(moves, is_captured=True) for moves in ways]
-        elif captures:
-            every = [Way(moves, is_captured=True) for moves in ways]
+        if captures:
+            every = [*(every if self._fixed is None else []), *(Way(moves, is_captured=True) for moves in ways)]
         return Tuner(every, reason, self.agreement, device, self.num_batches, watches=self._watches)
 
     def _can_copy(self) -> bool:
@@ -105,7 +104,7 @@ class Runner:
             for output in outputs:
                 for leaf in leaves_of(output):
                     if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
-                        leaf.record_stream(caller)
+                        local_of(leaf).record_stream(caller)
         return outputs, run
 
     def _own_streams(self, number: int) -> list[torch.cuda.Stream]:
@@ -114,4 +113,5 @@ class Runner:
             warn = getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None)
             if warn is not None:
                 warn(False)
-        return [own_stream("parts", part) for part in range(number)]
+        device = torch.cuda.current_device()
+        return [own_stream("parts", part, device) for part in range(number)]

@@ -24,6 +24,11 @@ def leaves_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     return [leaf for value in (*args, *kwargs.values()) for leaf in leaves_of(value)]
 
 
+def local_of(tensor: Any) -> torch.Tensor:
+    """What of a tensor this rank has: its shard, of a DTensor."""
+    return getattr(tensor, "_local_tensor", tensor)  # type: ignore[no-any-return]
+
+
 class Call(NamedTuple):
     """The arguments of one batch, and how many rows it has: what its outputs weigh."""
 

@@ -225,13 +225,17 @@ class _Replayed(torch.autograd.Function):
 
 
 def _copies(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
-    """The leaves of arguments, tensors as copies that are leaves of autograd; and the arguments made of them."""
+    """The leaves of arguments, tensors as copies that are leaves of autograd; and the arguments made of them.
+
+    Copies are no inference tensors, which do not count how often they are changed.
+    """
     _check_leaves((args, kwargs))
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    own = [
-        leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
-        for leaf in leaves
-    ]
+    with torch.inference_mode(mode=False), torch.no_grad():
+        own = [
+            leaf.clone().detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+            for leaf in leaves
+        ]
     return own, pytree.tree_unflatten(own, spec)
 
 

@@ -9,22 +9,24 @@ from weakref import ref
 
 from torch import Tensor, nn
 
+from crossfade.batches.tensors import local_of
 from crossfade.errors import BatchesError
 
 WITHOUT_CAPTURE = "do without capture"
 
 
 class Held:
-    """What a module's graphs go on using: its parameters and buffers, where they lie, and which of its modules train."""
+    """What a module's graphs go on using: its modules, parameters and buffers, where these lie, and which modules train."""
 
     def __init__(self, module: nn.Module) -> None:
         self._modules = list(module.modules())
+        self._children = [(own, list(own.values())) for each in self._modules if (own := each._modules)]
         self._training = [each.training for each in self._modules]
         owners: list[dict[str, Any]] = [own for each in self._modules for own in (each._parameters, each._buffers)]
         self._tensors = [(own, name, each) for own in owners for name, each in own.items() if each is not None]
         # Compared before each replay: to ask a tensor for what it may not have takes a microsecond.
-        self._whole = [each for _, _, each in self._tensors if _local(each) is each]
-        self._sharded = [each for _, _, each in self._tensors if _local(each) is not each]
+        self._whole = [each for _, _, each in self._tensors if local_of(each) is each]
+        self._sharded = [each for _, _, each in self._tensors if local_of(each) is not each]
         self._places = self._places_now()
         self._needs_gradient = [each.requires_grad for _, _, each in self._tensors]
         self._buffers = list(module.buffers())
@@ -32,32 +34,34 @@ class Held:
     def check(self) -> None:
         """Raises where something else is there now."""
         if (
-            all([own.get(name) is each for own, name, each in self._tensors])
+            all([list(own.values()) == children for own, children in self._children])
+            and all([own.get(name) is each for own, name, each in self._tensors])
             and self._places_now() == self._places
             and [each.requires_grad for _, _, each in self._tensors] == self._needs_gradient
             and [each.training for each in self._modules] == self._training
         ):
             return
         raise BatchesError(
-            "a parameter or buffer is another one, lies elsewhere or needs a gradient now and did not (or the other way round), "
-            "or a module inside was set to training or evaluation",
+            "a module, parameter or buffer inside is another one, lies elsewhere or needs a gradient now and did not (or the other "
+            "way round), or a module was set to training or evaluation",
             hint="a captured call goes on using the old ones: make a new handle after changing them",
         )
 
     def _places_now(self) -> list[int]:
         """Where parameters and buffers lie."""
-        return [each.data_ptr() for each in self._whole] + [_local(each).data_ptr() for each in self._sharded]
+        return [each.data_ptr() for each in self._whole] + [local_of(each).data_ptr() for each in self._sharded]
 
     @contextmanager
     def unchanged(self, inputs: Sequence[Any]) -> Iterator[None]:
         """Raises where the body has changed its own copy of an input in place, or a buffer, which then has what it had before."""
         own = [each for each in inputs if isinstance(each, Tensor)]
-        versions, buffers = [_version(each) for each in own], [_local(each) for each in self._buffers]
-        kept = [each.clone() for each in buffers]
+        buffers = [local_of(each) for each in self._buffers]
+        versions, kept = [_version(each) for each in (*own, *buffers)], [each.clone() for each in buffers]
         changed = []
         try:
             yield
         finally:
+            counted = [_version(each) for each in (*own, *buffers)]
             for each, before in zip(buffers, kept, strict=True):
                 if not _is_same(each, before):  # a batch norm's kernels do not count what they write as a change
                     changed.append("a buffer")
@@ -66,14 +70,11 @@ class Held:
                 if owner.get(name) is not each:
                     changed.append("a parameter or buffer")
                     owner[name] = each
-        if [_version(each) for each in own] != versions:
-            changed.append("an argument")
+        # What is captured has not run: of a buffer too there is the count only.
+        if counted != versions:
+            changed.append("an argument" if counted[: len(own)] != versions[: len(own)] else "a buffer")
         if changed:
             raise BatchesError(f"the module changes {changed[0]} in place", hint=WITHOUT_CAPTURE)
-
-
-def _local(tensor: Any) -> Tensor:
-    return getattr(tensor, "_local_tensor", tensor)  # type: ignore[no-any-return]  # a DTensor has it in there
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:

@@ -53,9 +53,8 @@ def options_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return next((each for each in (*args, *kwargs.values()) if hasattr(each, "asyncOp")), None)
 
 
-def group_name(packet: Any, args: tuple[Any, ...]) -> Any:
+def group_name(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The argument that names the group; None if it is not there, or is no name."""
-    for argument, value in zip(packet.default._schema.arguments, args, strict=False):
-        if argument.name == "group_name" and isinstance(value, str):
-            return value
-    return None
+    names = [argument.name for argument in packet.default._schema.arguments]
+    value = {**dict(zip(names, args, strict=False)), **kwargs}.get("group_name")
+    return value if isinstance(value, str) else None

@@ -40,7 +40,7 @@ class CopyEngines:
     def start_packet(
         self, part: int, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Work | None]:
-        name = group_name(packet, args)
+        name = group_name(packet, args, kwargs)
         copied = None if name is None or kwargs else of_packet(str(packet), args)
         if copied is None:
             return self._otherwise.start_packet(part, packet, args, kwargs)
@@ -53,15 +53,15 @@ class CopyEngines:
         if source.device.type == "cpu":
             act(source, peers, out, lane=part)
             return _Done(out)
-        work, was_ready = _track(part).enqueue(peers, act, source, out)
+        work, was_ready = _track(part, source.device.index).enqueue(peers, act, source, out)
         self.num_not_replayed += not was_ready
         return work
 
 
 @cache
-def own_stream(use: str, part: int) -> torch.cuda.Stream:
-    """A part's stream. All handles of a process share them: streams of a hardware queue wait for each other, and a GPU has few."""
-    return torch.cuda.Stream()  # type: ignore[no-untyped-call,unused-ignore]
+def own_stream(use: str, part: int, device: int) -> torch.cuda.Stream:
+    """A part's stream on a GPU. All handles share it: streams of a hardware queue wait for each other, and a GPU has few."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call,unused-ignore]
 
 
 class _Done:
@@ -95,9 +95,9 @@ class _Track:
     the host one launch from then on.
     """
 
-    def __init__(self, part: int) -> None:
+    def __init__(self, part: int, device: int) -> None:
         self._part = part
-        self._stream: Any = own_stream("copies", part)
+        self._stream: Any = own_stream("copies", part, device)
         self._place = _place_of(self._stream)
         self.device = self._place[1]
         self._begin = _cuda.Event()
@@ -135,8 +135,8 @@ class _Track:
 
 
 @cache
-def _track(part: int) -> _Track:
-    return _Track(part)
+def _track(part: int, device: int) -> _Track:
+    return _Track(part, device)
 
 
 _Place = tuple[int, int, int]

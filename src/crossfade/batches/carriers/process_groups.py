@@ -28,25 +28,60 @@ _COPIES: WeakKeyDictionary[ProcessGroup, dict[tuple[int, int | None], ref[Proces
 destroy_process_group ends its threads at any later time."""
 
 
-_NAMING = threading.Lock()
-_NUMBERS: dict[tuple[int, ...], Iterator[int]] = {}
-"""Of copies of groups of these ranks, which make them in one order. They continue where a group is made again over its store."""
+_NUMBERS: dict[tuple[str, ...], Iterator[int]] = {}
+"""Of copies of the group of this name and these ranks. They continue where a group is made again over its store."""
 
 
-@contextmanager
-def _named(name: str) -> Iterator[None]:
-    """A group that is made inside has this name. torch's own counts the groups that a rank is in: ranks that are in other
+class _Names:
+    """Names groups as the threads say that make them. torch's own names count the groups that a rank is in: ranks that are in other
     groups too would wait for each other under two names.
+
+    (No lock is held meanwhile: making a group waits for its other ranks, whose threads may make another one first.)
     """
-    with _NAMING:
-        before, thread = _inside._process_group_name, threading.get_ident()
-        _inside._process_group_name = lambda *args, **kwargs: (
-            name if threading.get_ident() == thread else before(*args, **kwargs)
-        )
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._names: dict[int, str] = {}  # by thread
+        self._before: Any = None  # what names groups else
+
+    @contextmanager
+    def use(self, name: str) -> Iterator[None]:
+        """A group that this thread makes inside has this name."""
+        thread = threading.get_ident()
+        with self._lock:
+            if not self._names:
+                self._before, _inside._process_group_name = _inside._process_group_name, self._name_of
+            self._names[thread] = name
         try:
             yield
         finally:
-            _inside._process_group_name = before
+            with self._lock:
+                del self._names[thread]
+                if not self._names:
+                    _inside._process_group_name = self._before
+
+    def _name_of(self, *args: Any, **kwargs: Any) -> Any:
+        return self._names.get(threading.get_ident()) or self._before(*args, **kwargs)
+
+
+_NAMES = _Names()
+
+
+@contextmanager
+def _by_itself(ranks: list[int]) -> Iterator[None]:
+    """A group of these ranks is made inside, by none but them. Where the default group is bound to a device, torch would split the
+    new communicator off that group's, which all of its ranks have to do, and do at once.
+    """
+    default = _inside._get_default_group()
+    bound = default.bound_device_id
+    if bound is None or len(ranks) == default.size():
+        yield
+        return
+    default.bound_device_id = None
+    try:
+        yield
+    finally:
+        default.bound_device_id = bound
 
 
 class ProcessGroups:
@@ -88,8 +123,8 @@ class ProcessGroups:
             torch.cuda.synchronize()  # a communicator may be split off one that must have nothing to do then
         if backend not in ("nccl", "gloo"):  # one for each kind of device
             backend = str(_inside._world.pg_backend_config[group])
-        number = next(_NUMBERS.setdefault(tuple(ranks), itertools.count()))
-        with _named(f"crossfade {group.group_name} {number}"):
+        number = next(_NUMBERS.setdefault((group.group_name, *map(str, ranks)), itertools.count()))
+        with _NAMES.use(f"crossfade {group.group_name} {number}"), _by_itself(ranks):
             made: Any = dist.new_group(ranks, limit, backend, pg_options=options, use_local_synchronization=True)
         # new_group sorts the ranks: where that changes a rank's number in the group, roots and parts would be others.
         return made if dist.get_process_group_ranks(made) == ranks else group  # type: ignore[no-any-return,unused-ignore]
@@ -102,10 +137,11 @@ class ProcessGroups:
     def start_packet(
         self, part: int, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Work | None]:
-        name = group_name(packet, args)
+        name = group_name(packet, args, kwargs)
         if name is not None:
             own = self.of_part(_inside._resolve_process_group(name), part).group_name
             args = tuple(own if each is name else each for each in args)
+            kwargs = {key: own if each is name else each for key, each in kwargs.items()}
         return packet(*args, **kwargs), None
 
 

@@ -3,9 +3,9 @@
 Module functions, function modes and dispatch modes each miss some: names that a library imported, what DTensor sends inside an
 operator. All come through the two places here. Methods are replaced on the class ``ProcessGroup``, functional collectives in
 the namespaces of ``torch.ops``; so are the ``wait`` of works, for collectives that the module itself waits for, the ``forward`` of
-modules that need a look (DDP, batch norms), what calls the operators of `crossfade.ops`, and the calls of torch's operators, which
-are counted. The replacements are in place while something is interleaved and at no other time, and ask first whether this is a
-part's call.
+modules that need a look (DDP, batch norms), what calls the operators of `crossfade.ops`, and the calls of torch's operators and
+scripts, which are counted. The replacements are in place while something is interleaved and at no other time, and ask first
+whether this is a part's call.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from threading import RLock
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from crossfade.batches.carriers.copy_engines import WORKS
 
+_C: Any = torch._C
 _NAMES = (
     "allreduce allreduce_coalesced allgather all_gather_single _allgather_base allgather_coalesced all_gather_single_coalesced "
     "allgather_into_tensor_coalesced reduce_scatter reduce_scatter_single _reduce_scatter_base reduce_scatter_single_coalesced "
@@ -45,8 +47,10 @@ _OPERATORS = (
     (_ops.OpOverload, "redispatch"),
     (_ops.TorchBindOpOverload, "__call__"),
     (_ops.HigherOrderOperator, "__call__"),
+    (_C.ScriptFunction, "__call__"),
+    (_C.ScriptMethod, "__call__"),
 )
-"""Where Python goes into C++ by pybind, under which no greenlet may be switched."""
+"""Where Python goes into C++ by pybind, under which no greenlet may be switched: from there it may come back into Python."""
 _MODULES = (DistributedDataParallel, _BatchNorm, torch.nn.SyncBatchNorm)
 
 
@@ -84,28 +88,36 @@ class _Replacement(NamedTuple):
 
 
 class _Installed:
-    """Puts the replacements in place when the first user comes, and takes them away when the last one goes."""
+    """Puts the replacements in place when the first user comes, and takes them away when the last one goes.
+
+    What an interrupt in either leaves behind does no more than what it replaces, and is taken away before the next user.
+    """
 
     def __init__(self) -> None:
         self._lock = RLock()
-        self._num_users = 0
+        self._users = WeakSet[object]()
         self._replacements: list[_Replacement] = []
         self._made_for: object = None
 
-    def enter(self, find: Find) -> None:
+    def enter(self, user: object, find: Find) -> None:
         with self._lock:
-            self._num_users += 1
-            if self._num_users == 1:
+            if not self._users:
+                self._take_away()
                 self._make(find)
                 for owner, name, _, _, function in self._replacements:
                     setattr(owner, name, function)
+            self._users.add(user)
 
-    def leave(self) -> None:
+    def leave(self, user: object) -> None:
         with self._lock:
-            self._num_users -= 1
-            if not self._num_users:
-                for owner, name, _, original, _ in self._replacements:
-                    setattr(owner, name, original)
+            self._users.discard(user)
+            if not self._users:
+                self._take_away()
+
+    def _take_away(self) -> None:
+        for owner, name, attributes, original, function in self._replacements:
+            if attributes.get(name) is function:
+                setattr(owner, name, original)
 
     def _make(self, find: Find) -> None:
         """Those of the last time, unless somebody has replaced something there since, or there is more to replace."""

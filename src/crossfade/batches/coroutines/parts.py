@@ -64,7 +64,7 @@ def current_part() -> Part | None:
 
 
 def why_atomic(num_operators: int = 0) -> str:
-    """Why a part must not stop here, or nothing. ``num_operators``: calls of ``torch.ops`` that it is inside.
+    """Why a part must not stop here, or nothing. ``num_operators``: calls of ``torch.ops`` and scripts that it is inside.
 
     (Keys alone do not say it: inference mode excludes autograd's everywhere, and kernels run with it and without. A switch under
     the C++ frame of an operator ends the process.)
@@ -99,7 +99,7 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
         state: what torch keeps per thread, between its turns.
         result, error: how it ended.
         num_collectives, num_stops: collectives and yield points that it came to, and those where it let the others run.
-        num_operators: calls of ``torch.ops`` that it is inside.
+        num_operators: calls of ``torch.ops`` and scripts that it is inside.
         atomic: why it did not stop at the others, with how often.
         spans: where the run records them: name, bytes, begin, end.
     """
@@ -130,8 +130,8 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
             self.error = error
 
     def forget(self) -> None:
-        """Drops what it held: its call, its result, and the modes that its state has."""
-        del self.call, self.result, self.state
+        """Drops what it held: its call, its result, the modes that its state has, and its run."""
+        del self.call, self.result, self.state, self.owner
         self._started.clear()
 
     # what the interception calls
@@ -184,7 +184,7 @@ class Part(greenlet):  # type: ignore[misc,unused-ignore]
         if self._is_quiet or _C._current_graph_task_id() != -1:
             return packet(*args, **kwargs)
         name = str(packet).partition(".")[2]
-        begin = self._before(name, args, self.owner.group_of_packet(packet, args))
+        begin = self._before(name, args, self.owner.group_of_packet(packet, args, kwargs))
         with self.quiet():
             out, work = self.owner.carrier.start_packet(self.index, packet, args, kwargs)
         self._stop()
@@ -307,7 +307,7 @@ class Run:
         for stream in self._streams:
             stream.wait_stream(caller)
         self._begin = mark(on_gpu=self.on_gpu) if self.records else None
-        installed.enter(current_part)
+        installed.enter(self, current_part)
         outer = ThreadState.take()
         try:
             self.parts = [
@@ -319,19 +319,22 @@ class Run:
             for part in self.parts:
                 part.gr_context = copy_context()
             self._take_turns(outer)
+            results = [part.result for part in self.parts]
         finally:
-            installed.leave()
+            installed.leave(self)
             outer.put(ThreadState.take())
             for stream in self._streams:
                 caller.wait_stream(stream)  # type: ignore[union-attr]
+            for part in self.parts:
+                part.forget()  # a run is kept for its counts and spans only
         self._end = mark(on_gpu=self.on_gpu) if self.records else None
         if self.agreement is not None:
-            self.agreement.compare(
-                f"the end, after {', '.join(str(part.num_collectives) for part in self.parts)} collectives"
+            common = Counter(
+                part for group, issued in self.order.items() if self.agreement.is_of_all(group) for part, *_ in issued
             )
-        results = [part.result for part in self.parts]
-        for part in self.parts:
-            part.forget()  # a run is kept for its counts and spans only
+            self.agreement.compare(
+                f"the end, after {', '.join(str(common[part.index]) for part in self.parts)} collectives"
+            )
         return results
 
     def _take_turns(self, now: ThreadState) -> None:
@@ -355,9 +358,9 @@ class Run:
             part.state, _ = part.state.turn(partial(part.throw, GreenletExit), ThreadState.take())
 
     @staticmethod
-    def group_of_packet(packet: Any, args: tuple[Any, ...]) -> Any:
+    def group_of_packet(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The process group that a functional collective names."""
-        name = group_name(packet, args)
+        name = group_name(packet, args, kwargs)
         return None if name is None else _inside._resolve_process_group(name)
 
     def timeline(self) -> tuple[list[CollectiveSpan], float]:

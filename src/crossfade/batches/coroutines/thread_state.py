@@ -19,8 +19,10 @@ CUDA stream            the current one
 context variables      greenlet exchanges them itself
 =====================  ==========================================================================================
 
-Not exchanged: the cache of autocast (of casts of weights that both parts use), profiler ranges, ``threading.local`` of users; and
-random numbers in a run without gradients, where nothing draws the same ones again: parts draw from the thread's, in their turns.
+Not exchanged: the cache of autocast (of casts of weights that both parts use), which is emptied where parts have streams of their
+own; profiler ranges, and ``threading.local`` of users; what a ``with`` around a collective sets for the whole process
+(``sdpa_kernel``, ``warnings.catch_warnings``); and random numbers in a run without gradients, where nothing draws the same ones
+again: parts draw from the thread's, in their turns.
 
 A turn comes after operators that have taken the caches of the CPU, so what it costs is how many different functions it calls:
 together they take four times as long there as in a loop of their own. (On two H200 a stop took a tenth of a millisecond, and a step
@@ -34,12 +36,16 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 import torch
 
 _C: Any = torch._C
 _cuda: Any = torch.cuda
+_SEEDS = 1 << 62
+_OFFSETS = 4
+"""A GPU's generator counts in steps of four numbers."""
 _NAMES = "_ZN3c1012WarningUtils19{}E{}"
 _GETTER, _SETTER = (
     _NAMES.format("get_warning_handler", "v"),
@@ -169,6 +175,7 @@ class ThreadState(NamedTuple):
         if self.stream is not None and self.stream != now.stream:
             number, device, device_type = self.stream
             _C._cuda_setStream(stream_id=number, device_index=device, device_type=device_type)
+            torch.clear_autocast_cache()  # what the other stream casts may not be there for this one
         if self.gpu_generator is not None:
             _gpu_generator().graphsafe_set_state(self.gpu_generator)
         if self.frame_callback is not None and (frames := _frame_callbacks()):
@@ -186,8 +193,15 @@ class ThreadState(NamedTuple):
             left = self._act(act, now)
             return left, left
         with _C._InferenceMode(self.inference), _C._ForceDispatchKeyGuard(self.included, self.excluded):
-            left = self._act(act, now)
-        return left, left._replace(inference=now.inference, included=now.included, excluded=now.excluded)
+            # The first guard has set both gradient modes, and puts them back in the end.
+            left = self._act(act, now._replace(grad=not self.inference, forward_grad=not self.inference))
+        return left, left._replace(
+            grad=now.grad,
+            forward_grad=now.forward_grad,
+            inference=now.inference,
+            included=now.included,
+            excluded=now.excluded,
+        )
 
     def _act(self, act: Callable[[], Any], now: ThreadState) -> ThreadState:
         self.put(now)
@@ -199,17 +213,21 @@ class ThreadState(NamedTuple):
 
 
 def seeded(state: ThreadState, stream: Any = None) -> ThreadState:
-    """A part's first state: the given one, but for a stream, and random numbers of its own that follow from the thread's, where
-    they are exchanged.
+    """A part's first state: the given one, but for a stream, and random numbers of its own where they are exchanged: the CPU's
+    follow from the thread's on the CPU, and a GPU's from those on the GPU, so ranks with equal ones there have equal parts.
     """
     if stream is not None:
         state = state._replace(stream=(stream.stream_id, stream.device_index, stream.device_type))
     if state.cpu_generator is None:
         return state
-    seed = int(torch.randint(0, 1 << 62, ()).item())
+    seed = int(torch.randint(0, _SEEDS, ()).item())
     state = state._replace(cpu_generator=torch.Generator().manual_seed(seed).get_state())
-    if state.gpu_generator is None:
+    outer = state.gpu_generator
+    if outer is None:
         return state
+    offset = outer.get_offset()
+    outer.set_offset(offset + _OFFSETS)  # the next part's begin elsewhere
+    seed = Random(f"{outer.initial_seed()} {offset}").randrange(_SEEDS)
     return state._replace(gpu_generator=torch.Generator(_gpu_generator().device).manual_seed(seed))
 
 

@@ -79,13 +79,21 @@ class Agreement:
         """How long this rank has waited for others at the ends of runs, in all."""
         return self._follower.waited_s
 
+    def is_of_all(self, group: ProcessGroup | None) -> bool:
+        """Whether all ranks that compare are in a group; None is their own."""
+        return group is None or set(self._ranks) <= set(dist.get_process_group_ranks(group))
+
     def compare(self, own: str, group: ProcessGroup | None = None) -> None:
         """Sees to it that all ranks of the group, or of the given subgroup, say the same. All of them call it, in one order.
+
+        A group with others in it than those that compare is left out: they do not come here.
 
         Raises:
             BatchesError: they do not, or one of them does not come in time.
         """
         ranks = tuple(dist.get_process_group_ranks(group or self.group))
+        if not set(ranks) <= set(self._ranks):
+            return
         number = self._numbers[ranks] = self._numbers.get(ranks, -1) + 1
         place, me = f"{ranks} {self._epoch} {number} ", dist.get_rank()
         self._store.set(f"{place}{me}", own)
