@@ -20,6 +20,7 @@ from crossfade.errors import BatchesError
 from tests.helpers.batches_captured import whole_steps_captured
 from tests.helpers.batches_cases import meet
 from tests.helpers.batches_first_calls import outputs_that_do_not_join, sharded_modules_in_whole_steps
+from tests.helpers.batches_gpu_state import STATES
 from tests.helpers.batches_later import futures_of_works
 from tests.helpers.batches_models import NEAR, all_sum, assert_near, gradients, random_model, same_input, train
 from tests.helpers.batches_watch import WATCHES
@@ -225,20 +226,6 @@ def dtensor_parallel(device: str) -> None:
             assert torch.allclose(handle(x), plain(x), atol=NEAR)
 
 
-def random_numbers(device: str) -> None:
-    """Dropout has numbers of its part's own, which follow from the seed."""
-    model = nn.Sequential(nn.Linear(64, 64, device=device), nn.Dropout(0.5))
-    x = torch.ones(8, 64, device=device)
-    handle = interleave(model, way=GROUPS)
-    outputs = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        outputs.append((handle(x), torch.rand(4, device=device)))
-    assert torch.equal(outputs[0][0], outputs[1][0])
-    assert torch.equal(outputs[0][1], outputs[1][1])
-    assert not torch.equal(outputs[0][0][:4], outputs[0][0][4:])
-
-
 def whole_steps(device: str) -> None:
     model = random_model(7).to(device)
     batches = [same_input(4, 1).to(device), same_input(2, 2).to(device)]
@@ -328,7 +315,7 @@ SHARED: dict[str, Case] = {
     "sharded_modules_in_whole_steps": sharded_modules_in_whole_steps,
     "outputs_that_do_not_join": outputs_that_do_not_join,
     "futures_of_works": futures_of_works,
-    "random_numbers": random_numbers,
+    **STATES,
     "whole_steps": whole_steps,
     "what_cannot_be_captured": what_cannot_be_captured,
     "meet": meet,

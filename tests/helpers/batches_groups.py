@@ -15,7 +15,7 @@ import crossfade.p2p.backend
 from crossfade.batches import interleave, interleaved
 from crossfade.batches.carriers import process_groups
 from crossfade.batches.ranks.agreement import Agreement
-from crossfade.batches.runner import Runner
+from crossfade.batches.runner import Runner, device_of
 from crossfade.errors import BatchesError
 from tests.helpers.ranks import Case
 
@@ -143,8 +143,8 @@ def a_copy_of_some_ranks_is_made_by_none_but_them(device: str) -> None:
         default.bound_device_id = None  # gloo does not know the device
         return before(*args, **kwargs)
 
-    some = dist.new_group([0, 1])
-    for group, wanted in ((some, None), (None, bound)):
+    some, whole = dist.new_group([0, 1]), dist.new_group()
+    for group, wanted in ((some, None), (whole, bound)):
         if group is some and dist.get_rank() > 1:
             continue
         with pytest.MonkeyPatch.context() as patched:
@@ -196,6 +196,17 @@ def what_can_be_captured_on_one_rank_only(device: str) -> None:
         )
 
 
+def where_a_call_computes(device: str) -> None:
+    """On a GPU also where its arguments are none there, if the ranks communicate nowhere else."""
+    module, on_gpu = nn.Linear(2, 2), dist.new_group(backend="cuda:gloo")
+    assert device_of({"cuda"}, module, None) == "cuda"
+    for available in (False, True):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(torch.cuda, "is_available", lambda available=available: available)
+            assert device_of(set(), module, None) == device_of({"cpu"}, None, None) == "cpu"
+            assert device_of({"cpu"}, module, on_gpu) == ("cuda" if available else "cpu")
+
+
 def the_own_backend(device: str) -> None:
     group = dist.new_group(backend=crossfade.p2p.backend.NAME)
     handle = interleave(Summing(group), group=group, way=GROUPS_WAY, timeout_s=20)
@@ -243,6 +254,7 @@ GROUPS: dict[str, Case] = {
         a_collective_of_one_rank_alone,
         a_handle_of_fewer_ranks_than_the_collectives,
         what_can_be_captured_on_one_rank_only,
+        where_a_call_computes,
         the_own_backend,
         what_cannot_be_joined,
     )

@@ -192,12 +192,12 @@ def test_copies_go_through_the_hosts_memory_where_gpus_do_not_reach_each_other(
 
     def open_group(group: Any, **options: Any) -> Any:
         asked.append(options)
-        return SimpleNamespace(close=lambda: None)
+        return SimpleNamespace(is_closed=False)
 
     monkeypatch.setattr(buffers, "_OPENED", [])
     monkeypatch.setattr(buffers, "can_reach", lambda: reaches)
     monkeypatch.setattr(buffers, "open_group", open_group)
-    monkeypatch.setattr(buffers, "close_at_exit", lambda _: None)
+    monkeypatch.setattr(buffers, "keep", lambda _: None)
     group: Any = object()
     for kind in ("cuda", "cpu"):
         buffers.open_buffers(group, torch.device(kind), 2)
@@ -216,12 +216,14 @@ def test_large_tensors_have_larger_buffers_where_there_is_memory_for_them(
         asked.append(buffer_bytes)
         if buffer_bytes > buffers.BUFFER_BYTES and not has_memory:
             raise DeviceError("no memory", hint="")
-        return SimpleNamespace(is_of=group.__eq__, num_lanes=options["num_lanes"], buffer_bytes=buffer_bytes)
+        return SimpleNamespace(
+            is_of=group.__eq__, num_lanes=options["num_lanes"], buffer_bytes=buffer_bytes, is_closed=False
+        )
 
     monkeypatch.setattr(buffers, "_OPENED", [])
     monkeypatch.setattr(buffers, "can_reach", lambda: reaches)
     monkeypatch.setattr(buffers, "open_group", open_group)
-    monkeypatch.setattr(buffers, "close_at_exit", lambda _: None)
+    monkeypatch.setattr(buffers, "keep", lambda _: None)
     group: Any = object()
     device = torch.device("cuda")
     sizes = buffers.BUFFER_BYTES, buffers.BUFFER_BYTES + 1, buffers.LARGE_BUFFER_BYTES

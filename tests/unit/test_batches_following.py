@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +22,7 @@ GATHER: Issued = (1, "allgather", 0)
 
 def followers(number: int, timeout_s: float = 0.05) -> list[Follower]:
     store = HashStore()
-    return [Follower(store, tuple(range(number)), rank, timeout_s) for rank in range(number)]
+    return [Follower(store, tuple(range(number)), rank, timedelta(seconds=timeout_s)) for rank in range(number)]
 
 
 def run(ranks: list[Follower], *orders: dict[Ranks, list[Issued]]) -> None:

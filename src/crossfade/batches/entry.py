@@ -29,7 +29,7 @@ def interleave(
     capture: bool = False,
     per_shape: bool = True,
     max_ctas: int | None = None,
-    timeout_s: float = 60.0,
+    timeout_s: float | None = None,
 ) -> Interleaved:
     """A handle that is called like the module, and hides communication of one part of a batch behind another part's computation.
 
@@ -52,7 +52,7 @@ def interleave(
             backward before the next call.
         per_shape: measure again when shapes change. False: ranks may have inputs of different shapes.
         max_ctas: the most blocks of NCCL's kernels in interleaved calls; None for NCCL's choice.
-        timeout_s: how long ranks wait for each other where they compare.
+        timeout_s: how long ranks wait for each other where they compare; None for as long as collectives of the group may take.
 
     Raises:
         MissingDependency: torch or greenlet is not installed.
@@ -90,7 +90,7 @@ def interleaved(
     capture: nn.Module | Sequence[nn.Module] | None = None,
     per_shape: bool = True,
     max_ctas: int | None = None,
-    timeout_s: float = 60.0,
+    timeout_s: float | None = None,
 ) -> InterleavedSteps:
     """Training steps of several batches that take turns at collectives. Keep it, and enter it once a step::
 

@@ -128,7 +128,7 @@ class Interleaved:
             reason, failed = f"split raises {type(error).__name__}", error
         self._in_one_stream = share_parameters(self.module)
         kinds = device_kinds(args, kwargs)
-        device, why = "cuda" if "cuda" in kinds else "cpu", ""
+        device, why = self._runner.device_of(kinds, self.module), ""
         if self._runner.captures:
             trains = torch.is_grad_enabled()
             why = why_not_captured(self.module, kinds, trains=trains) if can_capture(device) else "a CPU has no graphs"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,22 @@ from crossfade.batches.tensors import leaves_of, local_of
 from crossfade.errors import CrossfadeError
 
 if TYPE_CHECKING:
+    from torch import nn
     from torch.distributed import ProcessGroup
+
+
+def device_of(kinds: Collection[str], module: nn.Module | None, group: ProcessGroup | None) -> str:
+    """Where a call computes: on a GPU if an argument is there, or a parameter, or if its ranks can communicate nowhere else.
+
+    ``kinds``: of devices, where the arguments are.
+    """
+    if "cuda" in kinds or (module is not None and any(each.is_cuda for each in module.parameters())):
+        return "cuda"
+    if not dist.is_initialized() or not torch.cuda.is_available():
+        return "cpu"
+    inside: Any = dist.distributed_c10d
+    reached = {each.type for each in (group or inside._get_default_group())._device_types}
+    return "cuda" if reached == {"cuda"} else "cpu"
 
 
 class Runner:
@@ -38,7 +53,7 @@ class Runner:
         fixed: Moves | None,
         capture: bool,
         max_ctas: int | None,
-        timeout_s: float,
+        timeout_s: float | None,
         *,
         watches: bool,
     ) -> None:
@@ -51,6 +66,13 @@ class Runner:
         self._timeout_s = timeout_s
         self._groups = ProcessGroups(max_ctas)
         self._copies = CopyEngines(num_batches, self._groups)
+
+    def device_of(self, kinds: Collection[str], module: nn.Module) -> str:
+        """Where a call of the module computes: ``"cpu"`` or ``"cuda"``. ``kinds``: of devices, where its arguments are."""
+        group = self._group
+        if self.agreement is not None and self.agreement.has_group:
+            group = self.agreement.group
+        return device_of(kinds, module, group)
 
     def tuner(self, device: str, key: Sequence[str], reason: str, *, in_one_stream: bool, captures: bool) -> Tuner:
         """The ways of a kind of call that is new. Collective."""
@@ -75,11 +97,12 @@ class Runner:
         return Tuner(every, reason, self.agreement, device, self.num_batches, watches=self._watches)
 
     def _can_copy(self) -> bool:
-        """Whether all ranks can open shared buffers. Collective."""
+        """Whether all ranks have shared buffers that work. Collective."""
         agreement = self.agreement
         assert agreement is not None, "asked for with a group only"
         try:
-            open_buffers(agreement.group, torch.device("cuda", torch.cuda.current_device()), self.num_batches)
+            device = torch.device("cuda", torch.cuda.current_device())
+            open_buffers(agreement.group, device, self.num_batches).check()
             failed = 0.0
         except CrossfadeError:
             failed = 1.0

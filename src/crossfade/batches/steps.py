@@ -16,7 +16,7 @@ from crossfade.batches.choice.calibration import Moves
 from crossfade.batches.choice.report import BatchesReport
 from crossfade.batches.choice.tuner import Step, Tuner
 from crossfade.batches.coroutines.parts import Run
-from crossfade.batches.runner import Runner
+from crossfade.batches.runner import Runner, device_of
 from crossfade.batches.tensors import device_kinds, kind_of, modes, modes_now, signature
 from crossfade.batches.wrappers.sharded_calls import sharded_calls
 from crossfade.errors import BatchesError
@@ -68,10 +68,11 @@ class InterleavedSteps:
         fixed: Moves | None,
         per_shape: bool,
         max_ctas: int | None,
-        timeout_s: float,
+        timeout_s: float | None,
         captured: Sequence[nn.Module],
     ) -> None:
         self._module = nn.ModuleList(captured) if captured else None
+        self._group = group
         self._make_runner = partial(
             Runner,
             group=group,
@@ -194,7 +195,7 @@ class InterleavedSteps:
         return self._runners[len(calls)].run(step, self._device(), calls, in_one_stream=False)
 
     def _device(self) -> str:
-        return "cuda" if "cuda" in self._kinds else "cpu"
+        return device_of(self._kinds, self._module, self._group)
 
     def _open(self) -> tuple[tuple[object, ...], Tuner]:
         captures = self._module is not None and can_capture(self._device())

@@ -126,6 +126,11 @@ class PeerGroup:
         return self._process_group is not None and self._process_group() is process_group
 
     @property
+    def is_closed(self) -> bool:
+        """Whether it has given everything back, or is about to."""
+        return self._is_closed
+
+    @property
     def reports(self) -> list[DeathReport]:
         """Ranks that have died."""
         return self._watchdog.reports

@@ -135,10 +135,17 @@ def _open(process_group: ProcessGroup, device: torch.device) -> PeerGroup:
         if (found := open_of(process_group, device.type)) is not None:
             return found
         group = open_group(process_group, device=device, is_replayable=True)
-        _close_destroyed(group)
-        close_at_exit(group)
-        _OPENED.append(group)
+        keep(group)
         return group
+
+
+def keep(group: PeerGroup) -> None:
+    """A call has opened it, and not the user: it lives as long as it can be meant. Collective, when it is opened."""
+    with _OPENING:
+        if group not in _OPENED:
+            _close_destroyed(group)
+            close_at_exit(group)
+            _OPENED.append(group)
 
 
 def close_at_exit(group: PeerGroup) -> None:

@@ -1,4 +1,7 @@
-"""The shared buffers through which copy engines move tensors of parts: opened when first needed, and shared by all handles."""
+"""The shared buffers through which copy engines move tensors of parts: opened when first needed, and shared by all handles.
+
+They live as `crossfade.peers` has it for groups that calls open: `crossfade.peers.close_groups` closes them too.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crossfade.errors import DeviceError
 from crossfade.peers import PeerGroup, open_group
-from crossfade.peers.groups import close_at_exit
+from crossfade.peers.groups import keep
 
 if TYPE_CHECKING:
     import torch
@@ -35,11 +38,11 @@ def open_buffers(group: ProcessGroup, device: torch.device, num_parts: int, size
     is_large = size_bytes > BUFFER_BYTES and device.type == "cuda"
     for opened in _OPENED:
         peers = opened.peers
-        if peers.is_of(group) and peers.num_lanes == num_parts and opened.is_large == is_large:
+        if peers.is_of(group) and peers.num_lanes == num_parts and opened.is_large == is_large and not peers.is_closed:
             return peers
     peers = _open(group, device, num_parts, is_large=is_large)
-    _OPENED.append(_Opened(peers, is_large))
-    close_at_exit(peers)
+    keep(peers)
+    _OPENED[:] = [*(opened for opened in _OPENED if not opened.peers.is_closed), _Opened(peers, is_large)]
     return peers
 
 

@@ -9,6 +9,7 @@ import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
@@ -114,11 +115,11 @@ class ProcessGroups:
 
     def _copy(self, group: ProcessGroup) -> ProcessGroup:
         ranks, backend, options = dist.get_process_group_ranks(group), str(dist.get_backend(group)), None
-        limit = _timeout_of(group)
+        limit = timeout_of(group)
         if self.max_ctas is not None and backend == "nccl":
             options = _inside.ProcessGroupNCCL.Options()
             options.config.max_ctas = self.max_ctas
-            options._timeout = limit or options._timeout
+            options._timeout = limit
         if _cuda.is_initialized():
             torch.cuda.synchronize()  # a communicator may be split off one that must have nothing to do then
         if backend not in ("nccl", "gloo"):  # one for each kind of device
@@ -145,8 +146,8 @@ class ProcessGroups:
         return packet(*args, **kwargs), None
 
 
-def _timeout_of(group: Any) -> Any:
-    """How long its collectives may take; None where it does not say."""
+def timeout_of(group: Any) -> timedelta:
+    """How long its collectives may take: torch's default for all backends where it does not say."""
     with suppress(AttributeError, RuntimeError):
-        return group._get_backend(group._device_types[0]).options._timeout
-    return None
+        return group._get_backend(group._device_types[0]).options._timeout  # type: ignore[no-any-return]
+    return _inside.default_pg_timeout  # type: ignore[no-any-return]

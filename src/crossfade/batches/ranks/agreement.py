@@ -19,6 +19,7 @@ from weakref import ref
 import torch
 import torch.distributed as dist
 
+from crossfade.batches.carriers.process_groups import timeout_of
 from crossfade.batches.ranks.following import Follower, Issued, Ranks
 from crossfade.batches.ranks.votes import Votes
 from crossfade.errors import BatchesError
@@ -40,14 +41,14 @@ class Agreement:
 
     Args:
         group: of all that compare; None for the default one.
-        timeout_s: how long a rank waits for the others.
+        timeout_s: how long a rank waits for the others; None for as long as collectives of the group may take.
     """
 
-    def __init__(self, group: ProcessGroup | None, timeout_s: float) -> None:
+    def __init__(self, group: ProcessGroup | None, timeout_s: float | None) -> None:
         inside: Any = dist.distributed_c10d
         group = group if group is not None else inside._get_default_group()
         self._group = ref(group)  # see `crossfade.peers.group.PeerGroup.process_group`
-        self._limit = timedelta(seconds=timeout_s)
+        self._limit = timeout_of(group) if timeout_s is None else timedelta(seconds=timeout_s)
         self._ranks: Ranks = tuple(dist.get_process_group_ranks(group))
         name = inside._world.pg_names[group]
         number = next(_COUNTS.setdefault((name, self._ranks), itertools.count()))
@@ -56,7 +57,7 @@ class Agreement:
         self._epoch = 0  # counts runs, and the times between them: equal on all ranks, whatever each has compared
         self._last_keys: dict[Ranks, str] = {}  # in the store, by this rank; deleted when it writes the next one
         self._num_votes = itertools.count()
-        self._follower = Follower(self._store, self._ranks, dist.get_rank(), timeout_s)
+        self._follower = Follower(self._store, self._ranks, dist.get_rank(), self._limit)
 
     @property
     def group(self) -> ProcessGroup:

@@ -65,14 +65,14 @@ class Follower:
         store: of torch.distributed; with a prefix of its own.
         ranks: of the group of all that compare, in whose subgroups collectives are issued.
         rank: this one.
-        timeout_s: how long it waits for the others.
+        limit: how long it waits for the others.
     """
 
-    def __init__(self, store: Any, ranks: Ranks, rank: int, timeout_s: float) -> None:
+    def __init__(self, store: Any, ranks: Ranks, rank: int, limit: timedelta) -> None:
         self._store = store
         self._ranks = ranks
         self._rank = rank
-        self._limit = timedelta(seconds=timeout_s)
+        self._limit = limit
         self._is_alone = len(ranks) == 1
         self.waited_s = 0.0
         self._run = -1
