@@ -12,11 +12,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.utils.checkpoint import checkpoint
 
 from crossfade.batches import InterleavedSteps, interleave, interleaved
 from crossfade.batches.choice.calibration import MOST_STEPS
 from crossfade.errors import BatchesError
-from tests.helpers.batches_models import NEAR, WIDTH, assert_near, random_model, same_input, train
+from tests.helpers.batches_models import NEAR, WIDTH, assert_near, gradients, random_model, same_input, train
 from tests.helpers.batches_wrappers import GROUPS, Summing, quiet
 from tests.helpers.ranks import Case
 
@@ -189,6 +190,28 @@ def steps_that_are_wrong(device: str) -> None:
         _step(steps, x.sum, later=x.sum)
 
 
+def a_handle_in_a_checkpoint(device: str) -> None:
+    """The whole batch is run, in the forward too: what is run again has to save the same tensors."""
+    model = random_model(3)
+    handle = interleave(model, way=GROUPS)
+    for number in range(4):
+        x, again = same_input().requires_grad_(), same_input().requires_grad_()
+        out: Any = checkpoint(handle, x, use_reentrant=False)
+        out.square().mean().backward()
+        ours = gradients(model)
+        wanted = model(again)
+        wanted.square().mean().backward()
+        assert x.grad is not None
+        assert again.grad is not None
+        assert_near((out.detach(), [x.grad, *ours]), (wanted.detach(), [again.grad, *gradients(model)]))
+        if number == 1:
+            with pytest.raises(BatchesError, match="nothing has been called"):
+                handle.report()
+            handle(same_input())
+            model.zero_grad()
+    assert handle.report().way == GROUPS
+
+
 FIRST_CALLS: dict[str, Case] = {
     case.__name__: case
     for case in (
@@ -200,5 +223,6 @@ FIRST_CALLS: dict[str, Case] = {
         sharded_modules_in_whole_steps,
         uneven_exchanges_by_copies,
         steps_that_are_wrong,
+        a_handle_in_a_checkpoint,
     )
 }

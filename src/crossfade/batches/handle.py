@@ -28,6 +28,13 @@ from crossfade.errors import BatchesError
 Split = Callable[[tuple[Any, ...], dict[str, Any], int], Sequence[Any]]
 Join = Callable[[Sequence[Any], Sequence[int]], Any]
 _WHOLE = Way(Moves.ONE)
+_C: Any = torch._C
+
+
+def _is_in_checkpoint() -> bool:
+    """Whether what runs is to be run again in the backward, and then must save the same tensors: as one batch, in both."""
+    hooks = _C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
 
 
 class Interleaved:
@@ -52,7 +59,12 @@ class Interleaved:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module returns."""
-        if torch.compiler.is_compiling() or current_part() is not None or torch._C._current_graph_task_id() != -1:
+        if (
+            torch.compiler.is_compiling()
+            or current_part() is not None
+            or _C._current_graph_task_id() != -1
+            or _is_in_checkpoint()
+        ):
             return self.module(*args, **kwargs)
         key = self._key(args, kwargs)
         tuner = self._last = self._tuners.get(key) or self._open(key, args, kwargs)
@@ -102,7 +114,10 @@ class Interleaved:
             BatchesError: there was none.
         """
         if self._last is None:
-            raise BatchesError("nothing has been called yet", hint="call the handle like the module, then ask")
+            raise BatchesError(
+                "nothing has been called yet",
+                hint="call the handle like the module, then ask; inside a checkpoint or a compiled function it is the module",
+            )
         return self._last.report()
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[object, ...]:
