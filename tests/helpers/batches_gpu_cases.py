@@ -20,7 +20,7 @@ from crossfade.errors import BatchesError
 from tests.helpers.batches_captured import whole_steps_captured
 from tests.helpers.batches_cases import meet
 from tests.helpers.batches_first_calls import outputs_that_do_not_join, sharded_modules_in_whole_steps
-from tests.helpers.batches_gpu_state import STATES
+from tests.helpers.batches_gpu_state import STATES, Wide
 from tests.helpers.batches_later import futures_of_works
 from tests.helpers.batches_models import NEAR, all_sum, assert_near, gradients, random_model, same_input, train
 from tests.helpers.batches_watch import WATCHES
@@ -41,20 +41,6 @@ def random_models(device: str, first: int = 0, number: int = 16) -> None:
                     assert_near(train(handle, model, x), wanted)
                 except AssertionError as error:
                     raise AssertionError(f"random model {index}, {way}: {error}\n{model}") from error
-
-
-class Wide(nn.Module):
-    """Long enough on the GPU that a missing wait would show."""
-
-    def __init__(self, width: int, device: str) -> None:
-        super().__init__()
-        torch.manual_seed(dist.get_rank())
-        self.layers = nn.ModuleList([nn.Linear(width, width, device=device) for _ in range(8)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = torch.tanh(x + all_sum(layer(x)))
-        return x
 
 
 def long_steps(device: str) -> None:

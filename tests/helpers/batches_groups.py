@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 import crossfade.p2p.backend
 from crossfade.batches import interleave, interleaved
-from crossfade.batches.carriers import process_groups
+from crossfade.batches.carriers import buffers, process_groups
 from crossfade.batches.ranks.agreement import Agreement
 from crossfade.batches.runner import Runner, device_of
-from crossfade.errors import BatchesError
+from crossfade.errors import BatchesError, ChannelBroken
+from crossfade.peers import close_groups, steps
 from tests.helpers.ranks import Case
 
 GROUPS_WAY = "process groups"
@@ -196,6 +197,39 @@ def what_can_be_captured_on_one_rank_only(device: str) -> None:
         )
 
 
+def a_broken_copy_and_closed_groups(device: str) -> None:
+    """A call that fails in the middle breaks its buffers, for other handles too. They are opened anew when all have closed them."""
+    module, x = Summing(), torch.ones(4, 8)
+    wanted = torch.full((4, 8), float(dist.get_world_size()))
+    handle = interleave(module, way="copy engines", timeout_s=20)
+    assert torch.equal(handle(x), wanted)
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory, on all ranks")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(steps, "end", fail)
+        with pytest.raises((torch.OutOfMemoryError, BatchesError), match="no memory"):
+            handle(x)
+    with pytest.raises((ChannelBroken, BatchesError)):
+        interleave(module, way="copy engines", timeout_s=20)(x)
+    close_groups()
+    assert torch.equal(interleave(module, way="copy engines", timeout_s=20)(x), wanted)
+
+
+def buffers_of_a_destroyed_group(device: str) -> None:
+    """They are given back when others are opened."""
+    open_before = len(buffers._OPENED)
+    for _ in range(3):
+        group = dist.new_group()
+        handle = interleave(Summing(group), group=group, way="copy engines", timeout_s=20)
+        assert torch.equal(handle(torch.ones(4, 8)), torch.full((4, 8), float(dist.get_world_size())))
+        del handle
+        dist.destroy_process_group(group)
+        del group
+    assert len(buffers._OPENED) <= open_before + 1
+
+
 def where_a_call_computes(device: str) -> None:
     """On a GPU also where its arguments are none there, if the ranks communicate nowhere else."""
     module, on_gpu = nn.Linear(2, 2), dist.new_group(backend="cuda:gloo")
@@ -254,6 +288,8 @@ GROUPS: dict[str, Case] = {
         a_collective_of_one_rank_alone,
         a_handle_of_fewer_ranks_than_the_collectives,
         what_can_be_captured_on_one_rank_only,
+        a_broken_copy_and_closed_groups,
+        buffers_of_a_destroyed_group,
         where_a_call_computes,
         the_own_backend,
         what_cannot_be_joined,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -167,22 +170,28 @@ def test_an_interrupt_between_turns_ends_all_parts(monkeypatch: pytest.MonkeyPat
     assert torch.is_grad_enabled()
 
 
-def test_a_run_keeps_nothing_of_its_parts() -> None:
-    import gc
-    import weakref
-
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_keeps_nothing_of_its_parts(*, fails: bool) -> None:
+    """Without the garbage collector: after an error of memory the program needs it at once."""
     held = list[weakref.ref[Tensor]]()
 
-    def part() -> Tensor:
-        out = torch.ones(3)
-        held.append(weakref.ref(out))
+    def part(x: Tensor) -> Tensor:
+        out = x + 1
+        held.extend([weakref.ref(x), weakref.ref(out)])
         yield_point()
+        if fails and len(held) == 4:
+            raise torch.OutOfMemoryError("no memory")
         return out
 
-    run = Run(ProcessGroups())
-    run.go([part, part])
     gc.collect()
-    assert [each() for each in held] == [None, None]
+    gc.disable()
+    try:
+        run = Run(ProcessGroups())
+        with suppress(torch.OutOfMemoryError):
+            run.go([partial(part, torch.ones(3)), partial(part, torch.ones(3))])
+        assert [each() for each in held] == [None] * 4
+    finally:
+        gc.enable()
     assert [part.num_collectives for part in run.parts] == [1, 1]
 
 
